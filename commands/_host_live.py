@@ -128,9 +128,9 @@ def reload(common: Common, url: Annotated[str, _declare_url("RELOAD")] = URL, ap
     """Read the host file and the keys again. Prints the changes."""
     # The host may look up a bundle for each new model.
     found = _connect(common, url, api_key, wait_s=600).call("/reload", {})
-    from coldstart.host.configuration import KINDS
+    from coldstart.host.configuration import CHANGE_KINDS
 
-    changes = "; ".join(f"{kind} {', '.join(found[kind])}" for kind in KINDS if found.get(kind))
+    changes = "; ".join(f"{kind} {', '.join(found[kind])}" for kind in CHANGE_KINDS if found.get(kind))
     common.out.print_result(found, changes or "nothing changed since the host last read its files")
 
 

@@ -103,7 +103,7 @@ def run(
 
     from coldstart.host import configuration
     from coldstart.host.live import profiles
-    from coldstart.host.live.profiles import create_profiles, find_template_bytes, limit_devices
+    from coldstart.host.live.profiles import create_profiles, find_template_bytes, set_device_memory
     from coldstart.system.devices import hardware
     from coldstart.units import format_memory, require_unit
 
@@ -135,7 +135,7 @@ def run(
     def read(profiles: "Profiles", adopt: "Adopt | None") -> "HostFile":
         if host_file is None:
             return configuration.parse(typed, profiles, adopt)
-        file = limit_devices(configuration.load(host_file, profiles, typed, adopt))
+        file = set_device_memory(configuration.load(host_file, profiles, typed, adopt))
         size = file.settings.memory
         require_unit(size, f"host file {host_file}: memory", hint=f'memory = "{size}MiB"')
         return file
@@ -158,7 +158,7 @@ def run(
     if endpoint.client_keys is not None:
         for note in endpoint.client_keys.describe_unknown_models(file.catalogue):
             common.out.warn(note)
-    if endpoint.is_without_operator():
+    if endpoint.has_no_admin_key():
         warning = (
             "no API key permits admin requests such as `coldstart host status` and `coldstart host stop`"
         )

@@ -38,8 +38,8 @@ from coldstart.host.live import starter
 from coldstart.host.live.app import Gateway
 from coldstart.host.live.http_server import create_server, format_url, listen
 from coldstart.host.live.log import Log
-from coldstart.host.live.messages import present_key
-from coldstart.host.live.servers import ModelServer, Starter, end_by_force
+from coldstart.host.live.messages import build_auth_header
+from coldstart.host.live.servers import ModelServer, Starter, stop_by_force
 from coldstart.host.live.starter import StartOrder
 from coldstart.system.ipc import addresses
 from coldstart.system.paths import Cache
@@ -211,7 +211,7 @@ class LinkedFleet:
         """Return the sum of a metric of vLLM over all servers that serve."""
         total = 0.0
         for replica in self.control.replicas.values():
-            own = [*JSON_HEADERS, *present_key(replica.key)]
+            own = [*JSON_HEADERS, *build_auth_header(replica.key)]
             async with await replica.upstream.request("GET", "/metrics", headers=own) as answer:
                 lines = (await answer.read()).decode().splitlines()
             total += sum(float(line.split()[-1]) for line in lines if line.startswith(f"vllm:{name}{{"))
@@ -235,7 +235,7 @@ class LinkedFleet:
         for made in self.nodes.values():
             await made.clear()
             for template in made.templates:
-                await end_by_force(template)
+                await stop_by_force(template)
             client.request("stop", directory=made.directory / "coldstart")
             await made.servers.close()
 

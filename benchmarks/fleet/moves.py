@@ -106,7 +106,7 @@ async def measure_cpu(pair: Pair) -> dict[str, float]:
         kv = await pair.fleet.control.moves._hold_kv(ticket, source, target, stream)
         assert kv is not None, pair.fleet.lines("kv not held")
         before = pair.fleet.cpu_s(target)
-        await Moves._complete(target, stream.warming(kv if name == "loaded_s" else None), LIMIT_S)
+        await Moves._complete(target, stream.build_warmup(kv if name == "loaded_s" else None), LIMIT_S)
         found[name].append(pair.fleet.cpu_s(target) - before)
         task.cancel()
         await pair.serve()

@@ -67,7 +67,7 @@ def _on_host(arrivals: Arrivals, costs: Costs, size: int, seed: int) -> dict[str
     POLICIES[AGAINST] = GDSF  # the simulated host makes its policy by name
     random = Random(seed)
     asked = [ModelRequest(now, model, random.expovariate(1 / SERVICE_S)) for now, model in arrivals]
-    specs = [ModelSpec.simple(name, cost.memory, cost.penalty_s) for name, cost in costs.items()]
+    specs = [ModelSpec.with_two_tiers(name, cost.memory, cost.penalty_s) for name, cost in costs.items()]
     unlimited = {"max_held": len(asked), "hold_s": float("inf")}
     hosts = {name: HostSettings(size, policy=name, **unlimited) for name in HOST}  # type: ignore[arg-type]
     return {name: simulate(asked, specs, settings).counts["start_s"] for name, settings in hosts.items()}

@@ -80,7 +80,7 @@ def replay(
     """Return the seconds of all starts of a simulated host that was given the estimates; None: the measured start times."""
     start_s = {name: one["start_s"] for name, one in models.items()}
     given = estimates or start_s
-    specs = [ModelSpec.simple(name, one["memory_bytes"], given[name]) for name, one in models.items()]
+    specs = [ModelSpec.with_two_tiers(name, one["memory_bytes"], given[name]) for name, one in models.items()]
     requests = [ModelRequest(at, name, models[name]["service_s"]) for at, name in arrivals]
     settings = HostSettings(memory, policy=policy, hold_s=300.0)
     counts = simulate(

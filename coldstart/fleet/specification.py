@@ -151,7 +151,7 @@ class FleetModel:
 class FleetSettings:
     """Settings of the scheduling decisions of a fleet.
 
-    A server that makes no progress for `hang_timeout_s` is killed (`host.live.servers.find_hang` has the rule).
+    A server that makes no progress for `hang_timeout_s` is killed (`host.live.servers.await_hang` has the rule).
 
     `reclaim` stops idle workers early when another model finds no room.
     """

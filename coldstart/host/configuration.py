@@ -36,7 +36,7 @@ from typing import Annotated, Any
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError
 from coldstart.host.launches import FORKED, Catalogue, Launch
-from coldstart.host.policies import make
+from coldstart.host.policies import create_policy
 from coldstart.host.specification import AWAKE, HostSettings, ModelSpec, Tier, stopped
 from coldstart.host.tables import (
     Seconds,
@@ -196,7 +196,7 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None, adopt: Ado
             hint='write [models.NAME] with memory = "14GiB" and start_s = 8.0',
         )
     settings = decode(HostSettings, top)
-    parse_at("policy", lambda _: make(settings.policy, {}, settings.memory), settings.policy)
+    parse_at("policy", lambda _: create_policy(settings.policy, {}, settings.memory), settings.policy)
     launches = {}
     for name, given in models.items():
         place = f"models.{name}"
@@ -248,7 +248,7 @@ def _build_spec(model: ModelTable, profiles: Profiles | None, shares: bool) -> M
 
 DEFAULTS = ("idle_s", "on_miss")
 """Settings at the top level of a host file that are defaults for its models."""
-KINDS = ("added", "removed", "changed", "settings")
+CHANGE_KINDS = ("added", "removed", "changed", "settings")
 """Fields of the document that describes the changes of a host file; each is a list of names."""
 
 

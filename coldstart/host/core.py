@@ -88,13 +88,13 @@ class Core:
         match event:
             case events.ModelReady(_, seconds):
                 self.residents.record_ready(model, now, seconds)
-            case events.ModelFailed() if model.leaving:
+            case events.ModelFailed() if model.is_tier_change_ordered:
                 # The host had already ordered this process to end.
-                self.residents.complete_leave(model, now)
+                self.residents.complete_tier_change(model, now)
             case events.ModelFailed(_, reason, external, hint, code):
                 yield from self._fail_model(model, Failure(reason, hint, code), now, external)
             case events.TierChanged():
-                self.residents.complete_leave(model, now)
+                self.residents.complete_tier_change(model, now)
             case events.MemoryMeasured(_, memory) if model.state is State.READY:
                 self.residents.record_memory(model, memory)
             case events.ServerOutdated(_, reason) if model.state in (State.READY, State.ASLEEP):
@@ -162,7 +162,7 @@ class Core:
             if self._find_due_time(model) > now:
                 continue
             if model.state is not State.FAILED:
-                why = self._retirement_reason if model.retired else f"idle for {now - model.since:.0f} s"
+                why = self._retirement_reason if model.retired else f"idle for {now - model.idle_since:.0f} s"
                 self.residents.drain(model, model.spec.tiers[-1], now, why)
         self._next_check = inf
         for model in self.models.values():
@@ -179,7 +179,7 @@ class Core:
             return -inf
         if model.state is State.FAILED and (model.repeats_start or self.residents.restarts_by_itself(model)):
             return model.retry_at
-        return model.since + self.idle_limit(model) if model.idle else inf
+        return model.idle_since + self.idle_limit(model) if model.idle else inf
 
     def _dispatch_requests(self) -> Iterator[Action]:
         for oldest in self.pending.oldest_of_each_model():
@@ -219,6 +219,6 @@ class Core:
     def _order_tier_changes(self) -> Iterator[Action]:
         """Order each draining model without requests in flight to change to its target tier, once."""
         for model in self.residents.list_draining():
-            if model.leave() and model.target is not None:
+            if model.order_tier_change() and model.target is not None:
                 self.departures += 1
-                yield events.ChangeTier(model.spec.name, model.target, model.why, model.evicted_for)
+                yield events.ChangeTier(model.spec.name, model.target, model.drain_reason, model.evicted_for)

@@ -46,8 +46,8 @@ class ClientKey:
         """Return whether the client may use the model with the requested name `asked`."""
         if self.models is None:
             return True
-        route = catalogue.route(asked)
-        allowed = (catalogue.route(name) for name in self.models)
+        route = catalogue.find_destination(asked)
+        allowed = (catalogue.find_destination(name) for name in self.models)
         return route is not None and route.model in {one.model for one in allowed if one is not None}
 
 
@@ -78,7 +78,7 @@ class ClientKeys:
         """Yield a warning for each model name permitted to a client that does not exist."""
         for client in self.clients:
             for name in client.models or ():
-                if catalogue.route(name) is None:
+                if catalogue.find_destination(name) is None:
                     yield f"client {client.name} may use the model {name}, which does not exist"
 
     def describe_exposed_files(self) -> Iterator[str]:
@@ -210,7 +210,7 @@ class GatewayEndpoint:
         """Return whether clients must send an API key."""
         return self.api_key is not None or self.client_keys is not None
 
-    def is_without_operator(self) -> bool:
+    def has_no_admin_key(self) -> bool:
         """Return whether keys are required, but no key grants admin access."""
         return self.api_key is None and self.client_keys is not None and not self.client_keys.has_admin()
 

@@ -74,7 +74,7 @@ def _ask_policy(
     The policy knows only the total memory of each model.
     """
     if place is not None:
-        candidates = [name for name in candidates if residents.device.reserved(name, place)]
+        candidates = [name for name in candidates if residents.device.reserved_bytes(name, place)]
         spread = max((len(residents.device.devices(name)) for name in candidates), default=1)
         # Each device's share of a model is rounded up to a byte.
         need = (need + len(candidates)) * spread

@@ -70,7 +70,7 @@ class Launch:
         return tuple(map(str, given)) if isinstance(given, list) else (str(given),)
 
     @property
-    def served(self) -> str:
+    def served_name(self) -> str:
         """Return the first served model name."""
         return self.served_names[0]
 
@@ -88,7 +88,7 @@ class Launch:
 
     def names(self) -> Iterator[tuple[str, str]]:
         """Yield each name that requests can use, with the model name that the server expects."""
-        yield from ((name, self.served) for name in (self.name, *self.served_names, *self.aliases))
+        yield from ((name, self.served_name) for name in (self.name, *self.served_names, *self.aliases))
         yield from ((name, name) for name in self.adapters)
 
 
@@ -101,7 +101,7 @@ class Destination:
     """Destination of a request: the model, and the model name that the server expects."""
 
     model: str
-    served: str
+    served_name: str
 
 
 class Catalogue:
@@ -129,12 +129,12 @@ class Catalogue:
                         hint="give each model unique aliases",
                     )
 
-    def route(self, asked: str | None) -> Destination | None:
+    def find_destination(self, requested_name: str | None) -> Destination | None:
         """Return the destination of a request for the model name `requested_name`; None if the name is unknown.
 
         A request without a model name goes to the default model, or to the only model of the host.
         """
-        if asked is None:
+        if requested_name is None:
             only = next(iter(self.launches)) if len(self.launches) == 1 else None
             return self._routes.get(self._default or only or "")
-        return self._routes.get(asked or "")
+        return self._routes.get(requested_name or "")

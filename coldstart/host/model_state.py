@@ -56,29 +56,29 @@ class Model:
     observed: ObservedCosts = field(init=False)
     tier: Tier = field(init=False)
     target: Tier | None = None
-    why: str = ""
+    drain_reason: str = ""
     evicted_for: str | None = None
-    leaving: bool = False
+    is_tier_change_ordered: bool = False
     in_flight: set[str] = field(default_factory=set)
     failures: int = 0
     killed_starts: int = 0
     failure: Failure | None = None
     retry_at: float = 0.0
-    since: float = 0.0
-    entered: float | None = None
+    idle_since: float = 0.0
+    state_since: float | None = None
     retired: bool = False
 
     def __post_init__(self) -> None:
         self.observed, self.tier = ObservedCosts(self.spec), self.spec.tiers[-1]
 
     def start(self, now: float) -> None:
-        self._only("start", *STARTABLE)
+        self._require_state("start", *STARTABLE)
         if now < self.retry_at:
             raise IllegalTransitionError(f"model {self.spec.name} may not start before {self.retry_at}")
         self._enter(State.STARTING, now)
 
     def ready(self, now: float, seconds: float) -> None:
-        self._only("ready", State.STARTING)
+        self._require_state("ready", State.STARTING)
         self.observed.record_start(self.tier, seconds)
         self.tier, self.failures, self.failure, self.retry_at = self.spec.tiers[0], 0, None, 0.0
         self.killed_starts = 0
@@ -86,19 +86,19 @@ class Model:
 
     def drain(self, target: Tier, now: float, why: str = "", evicted_for: str | None = None) -> None:
         """Stop accepting requests. After its last running request the model changes to the tier `target`."""
-        self._only("drain", State.READY, State.ASLEEP)
-        self.target, self.why, self.evicted_for = target, why, evicted_for
+        self._require_state("drain", State.READY, State.ASLEEP)
+        self.target, self.drain_reason, self.evicted_for = target, why, evicted_for
         self._enter(State.DRAINING, now)
 
-    def leave(self) -> bool:
+    def order_tier_change(self) -> bool:
         """Return whether the tier change can be ordered now; return True at most once per drain."""
-        self._only("leave", State.DRAINING)
-        can_leave = not self.leaving and not self.in_flight
-        self.leaving = self.leaving or can_leave
+        self._require_state("leave", State.DRAINING)
+        can_leave = not self.is_tier_change_ordered and not self.in_flight
+        self.is_tier_change_ordered = self.is_tier_change_ordered or can_leave
         return can_leave
 
-    def complete_leave(self, now: float) -> None:
-        self._only("left", State.DRAINING)
+    def complete_tier_change(self, now: float) -> None:
+        self._require_state("left", State.DRAINING)
         if self.in_flight or self.target is None:
             raise IllegalTransitionError(
                 f"model {self.spec.name} changed its tier with {len(self.in_flight)} requests in flight"
@@ -110,7 +110,7 @@ class Model:
         self, failure: Failure, now: float, backoff_s: float, backoff_max_s: float, *, external: bool = False
     ) -> None:
         """Record that the process exited or did not start. The requests of the model are ended by other events."""
-        self._only("fail", *RESIDENT, State.ASLEEP)
+        self._require_state("fail", *RESIDENT, State.ASLEEP)
         self.failure, self.tier = failure, self.spec.tiers[-1]
         killed = external and self.state is State.STARTING
         self.killed_starts = self.killed_starts + 1 if killed else 0
@@ -125,7 +125,7 @@ class Model:
         """Remove a request that ended."""
         self.in_flight.discard(request)
         if self.idle:
-            self.since = now
+            self.idle_since = now
 
     def apply_spec(self, spec: ModelSpec) -> None:
         """Apply a new specification; retain measured values if the tiers are unchanged."""
@@ -155,12 +155,12 @@ class Model:
         return self.state in RESIDENT
 
     def _enter(self, state: State, now: float) -> None:
-        self.state, self.since, self.leaving = state, now, False
-        self.entered = now
+        self.state, self.idle_since, self.is_tier_change_ordered = state, now, False
+        self.state_since = now
         if state is not State.DRAINING:
             self.target = None
 
-    def _only(self, event: str, *states: State) -> None:
+    def _require_state(self, event: str, *states: State) -> None:
         if self.state not in states:
             raise IllegalTransitionError(
                 f"event {event} is invalid for {self.spec.name} in state {self.state}"

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from coldstart.errors import UsageError
 from coldstart.host.events import Failure
 from coldstart.host.model_state import Model, State
-from coldstart.host.policies import ModelCost, make
+from coldstart.host.policies import ModelCost, create_policy
 from coldstart.host.specification import HostSettings, ModelSpec, Tier
 
 Place = int | None
@@ -34,8 +34,8 @@ class MemoryAccount:
     devices.
     """
 
-    def __init__(self, capacity: int, each: int = 0) -> None:
-        self.capacity, self.each, self.used = capacity, each, 0
+    def __init__(self, capacity: int, bytes_per_device: int = 0) -> None:
+        self.capacity, self.bytes_per_device, self.used = capacity, bytes_per_device, 0
         self._reserved: dict[str, int] = {}
         self._devices: dict[str, tuple[int, ...]] = {}
 
@@ -44,22 +44,22 @@ class MemoryAccount:
         self.used += size - self._reserved.get(model, 0)
         self._reserved[model] = size
 
-    def reserved(self, model: str, place: Place = None) -> int:
+    def reserved_bytes(self, model: str, place: Place = None) -> int:
         return count_device_bytes(self._reserved.get(model, 0), self.devices(model), place)
 
     def limit(self, place: Place) -> int:
         """Return the capacity of a device in bytes, or of all devices together for None."""
-        return self.capacity if place is None else self.each
+        return self.capacity if place is None else self.bytes_per_device
 
     def free(self, place: Place = None) -> int:
         """Return the free bytes; negative if measured memory exceeds the capacity."""
         if place is None:
             return self.capacity - self.used
-        return self.each - sum(self.reserved(model, place) for model in self._devices)
+        return self.bytes_per_device - sum(self.reserved_bytes(model, place) for model in self._devices)
 
     def place(self, model: str, devices: tuple[int, ...]) -> None:
         """Assign a model to devices, unless it uses memory on its current devices."""
-        if not self.reserved(model):
+        if not self.reserved_bytes(model):
             self._devices[model] = devices
 
     def devices(self, model: str) -> tuple[int, ...]:
@@ -84,7 +84,7 @@ class Residents:
         self.device = MemoryAccount(settings.memory, settings.bytes_per_device)
         self.host_memory = MemoryAccount(settings.host_memory)
         self.costs: dict[str, ModelCost] = {}
-        self.policy = make(settings.policy, self.costs, settings.memory)
+        self.policy = create_policy(settings.policy, self.costs, settings.memory)
         self.pinned: list[str] = []
         self._retiring = False
         self._draining: dict[str, Model] = {}
@@ -113,7 +113,7 @@ class Residents:
             if name in self.models:
                 self.models[name].apply_spec(spec)
             else:
-                self.models[name] = Model(spec, entered=now)
+                self.models[name] = Model(spec, state_since=now)
         gone = [name for name in self.models if name not in named]
         for name in gone:
             self.models[name].retired = True
@@ -124,14 +124,14 @@ class Residents:
     def _apply_settings(self, settings: HostSettings, now: float) -> None:
         """Apply new settings. If the policy or the capacity changed, create a new policy that knows the resident models."""
         before, self.settings = self.settings, settings
-        self.device.capacity, self.device.each = settings.memory, settings.bytes_per_device
+        self.device.capacity, self.device.bytes_per_device = settings.memory, settings.bytes_per_device
         self.host_memory.capacity = settings.host_memory
         self._reserve_template()
         if (before.policy, before.memory) == (settings.policy, settings.memory):
             return
-        self.policy = make(settings.policy, self.costs, settings.memory)
+        self.policy = create_policy(settings.policy, self.costs, settings.memory)
         for name, model in self.models.items():
-            if self.device.reserved(name) and model.state is not State.DRAINING:
+            if self.device.reserved_bytes(name) and model.state is not State.DRAINING:
                 self.policy.record_request(name, now, False)
                 self.policy.record_load(name, now)
 
@@ -150,7 +150,7 @@ class Residents:
 
     def record_request(self, model: Model, now: float) -> None:
         name = model.spec.name
-        holds = self.device.reserved(name) > 0 and model.state is not State.DRAINING
+        holds = self.device.reserved_bytes(name) > 0 and model.state is not State.DRAINING
         self.policy.record_request(name, now, holds)
 
     def restarts_by_itself(self, model: Model) -> bool:
@@ -178,12 +178,12 @@ class Residents:
             taken = sum(
                 count_device_bytes(other.observed.memory, other.spec.devices, number) for other in others
             )
-            most.append(len(devices) * (self.device.each - taken))
+            most.append(len(devices) * (self.device.bytes_per_device - taken))
         return min(most)
 
     def template_memory(self) -> int:
         """Return the device bytes reserved for the host's template process."""
-        return self.device.reserved(_TEMPLATE_ACCOUNT)
+        return self.device.reserved_bytes(_TEMPLATE_ACCOUNT)
 
     def fits(self, model: Model) -> bool:
         """Return whether the model fits after all models that are not pinned are evicted."""
@@ -196,7 +196,7 @@ class Residents:
         devices, device = self.device.devices(name), self.device
         return {
             place: count_device_bytes(memory, devices, place)
-            - device.reserved(name, place)
+            - device.reserved_bytes(name, place)
             - device.free(place)
             for place in (*devices, None)
         }
@@ -221,7 +221,9 @@ class Residents:
     def _count_freed_bytes(self, model: Model, target: Tier, place: Place) -> int:
         name, rest = model.spec.name, model.observed.memory_in(target)
         return max(
-            0, self.device.reserved(name, place) - count_device_bytes(rest, self.device.devices(name), place)
+            0,
+            self.device.reserved_bytes(name, place)
+            - count_device_bytes(rest, self.device.devices(name), place),
         )
 
     def update_cost(self, model: Model) -> None:
@@ -238,13 +240,13 @@ class Residents:
         """Return the lower tier with the shortest penalty that frees device memory and for which CPU memory is available."""
         tiers, top = model.spec.tiers, self._find_current_tier(model)
         held, below = model.observed.memory_in(top), tiers[tiers.index(top) + 1 :]
-        room = self.host_memory.free() + self.host_memory.reserved(model.spec.name)
+        room = self.host_memory.free() + self.host_memory.reserved_bytes(model.spec.name)
         fits = (t for t in below if t.host_memory <= room and model.observed.memory_in(t) < held)
         return next(fits, tiers[-1])
 
     def list_evictable(self, busy: bool = False) -> list[str]:
         """Return the models whose eviction would free device memory now; `busy` includes models with running requests."""
-        ready, asleep, held = State.READY, State.ASLEEP, self.device.reserved
+        ready, asleep, held = State.READY, State.ASLEEP, self.device.reserved_bytes
         return [
             name
             for name, model in self.models.items()
@@ -254,7 +256,7 @@ class Residents:
 
     def start(self, model: Model, now: float) -> Tier:
         """Reserve the model's memory and mark it as starting; return the tier from which it starts."""
-        known = self.device.reserved(model.spec.name) > 0
+        known = self.device.reserved_bytes(model.spec.name) > 0
         self.device.record(model.spec.name, model.observed.memory)
         model.start(now)
         self.update_cost(model)
@@ -267,21 +269,23 @@ class Residents:
         model.drain(target, now, why, evicted_for)
         self._draining[model.spec.name] = model
         # The CPU memory is freed only after the tier change.
-        self._reserve_host_memory(model, max(self.host_memory.reserved(model.spec.name), target.host_memory))
+        self._reserve_host_memory(
+            model, max(self.host_memory.reserved_bytes(model.spec.name), target.host_memory)
+        )
 
     def _reserve_host_memory(self, model: Model, size: int) -> None:
         """Reserve CPU memory for a model. Update all costs, because they depend on the free CPU memory."""
-        if size != self.host_memory.reserved(model.spec.name):
+        if size != self.host_memory.reserved_bytes(model.spec.name):
             self.host_memory.record(model.spec.name, size)
             self._update_costs()
 
-    def complete_leave(self, model: Model, now: float) -> None:
-        model.complete_leave(now)
+    def complete_tier_change(self, model: Model, now: float) -> None:
+        model.complete_tier_change(now)
         self._draining.pop(model.spec.name, None)
         self._reserve_host_memory(model, model.tier.host_memory)
         self.device.record(model.spec.name, model.observed.memory_in(model.tier))
         self.update_cost(model)
-        if self.device.reserved(model.spec.name):
+        if self.device.reserved_bytes(model.spec.name):
             self.policy.record_load(model.spec.name, now)
 
     def record_ready(self, model: Model, now: float, seconds: float) -> None:

@@ -77,7 +77,7 @@ class ModelSpec:
         raise UsageError(f"models.{self.name}.tiers: {reason}", hint=hint)
 
     @classmethod
-    def simple(cls, name: str, memory: int, penalty_s: float, **more: object) -> ModelSpec:
+    def with_two_tiers(cls, name: str, memory: int, penalty_s: float, **more: object) -> ModelSpec:
         """Create a specification with only the tiers `awake` and `stopped`."""
         return cls(name, (Tier(AWAKE, memory, 0.0), stopped(penalty_s)), **more)  # type: ignore[arg-type]
 

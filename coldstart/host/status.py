@@ -50,7 +50,7 @@ def estimate_progress(model: Model, now: float, reported: StartProgress | None =
     if model.state is not State.STARTING:
         # The time until other models finish their requests is unknown.
         return Progress(name, state, 0.0)
-    passed, total = now - (model.entered or 0.0), model.observed.penalty_s(model.tier)
+    passed, total = now - (model.state_since or 0.0), model.observed.penalty_s(model.tier)
     if passed >= total:
         return Progress(name, state, _MAX_ESTIMATE, step=step)
     return Progress(name, state, round(min(_MAX_ESTIMATE, passed / total), 3), round(total - passed, 1), step)
@@ -103,7 +103,7 @@ class HostFacts:
         return self.models.setdefault(model, ModelFacts())
 
 
-def document(core: Core, facts: HostFacts, now: float, unix_s: float) -> dict[str, Any]:
+def build_status(core: Core, facts: HostFacts, now: float, unix_s: float) -> dict[str, Any]:
     """Build the status document at the time `now` on the core's clock, which is `unix_s` in Unix time."""
     waiting = Counter(core.pending.count_by_model())
     return {
@@ -175,7 +175,7 @@ def _describe_model(
         "retired": model.retired,
         "memory_bytes": model.observed.memory,
         "memory_source": model.observed.source,
-        "held_bytes": core.residents.device.reserved(model.spec.name),
+        "held_bytes": core.residents.device.reserved_bytes(model.spec.name),
         "penalty_s": {tier.name: model.observed.penalty_s(tier) for tier in model.spec.tiers},
         "held": waiting,
         "in_flight": len(model.in_flight),
@@ -187,7 +187,7 @@ def _describe_model(
         "failures": model.failures,
         "error": model.error,
         "retry_in_s": max(0.0, model.retry_at - now) if failed and model.retry_at > now else None,
-        "since_s": max(0.0, now - (began if model.entered is None else model.entered)),
+        "since_s": max(0.0, now - (began if model.state_since is None else model.state_since)),
         "idle_s": None if isinf(idle := core.idle_limit(model)) else idle,
         "prewarm": model.spec.prewarm,
         "next_prewarm_unix_s": facts.next_prewarm_unix_s,

@@ -148,8 +148,10 @@ def test_running_gateway_notices_a_changed_key_and_survives_a_broken_file(tmp_pa
             assert "as TOML: " in stage.driver.status()["host"]["client_keys_error"]
             assert b"coldstart_host_client_keys_refused 1.0" in stage.driver.metrics.text()
             write_clients(tmp_path, {"ci": 'models = ["a", "absent"]'})
-            await wait_until(lambda: "ci may use absent, but no model has this name" in sink.getvalue())
-            assert sink.getvalue().count("but no model") == 1
+            await wait_until(
+                lambda: "client ci may use the model absent, which does not exist" in sink.getvalue()
+            )
+            assert sink.getvalue().count("which does not exist") == 1
             assert not stage.driver.status()["host"]["client_keys_error"]
             assert b"coldstart_host_client_keys_refused 0.0" in stage.driver.metrics.text()
             (tmp_path / "ci.key").chmod(0o644)

@@ -49,7 +49,7 @@ def test_foreign_form_changes_nothing(tmp_path: Path, kind: str | None) -> None:
             assert (await ask(stage, path, "POST", Content_Type=kind))[0] == 415
             assert (await ask(stage, path, "POST", Content_Type=kind, Origin=FOREIGN))[0] == 403
             assert (await ask(stage, path, "POST", Content_Type=kind, Origin="null"))[0] == 403
-        assert stage.servers.last("a").asked == ["good"] and "a" in stage.driver.lifecycle.residences
+        assert stage.servers.last("a").asked == ["good"] and "a" in stage.driver.lifecycle.replicas
 
     attack(tmp_path, work)
 
@@ -89,7 +89,7 @@ def test_rebound_name_changes_nothing(tmp_path: Path) -> None:
         for path in ("/unload", "/v1/completions"):
             async with stage.client.post(stage.url + path, data=b"{}", headers=rebound) as answer:
                 assert answer.status == 421
-        assert "a" in stage.driver.lifecycle.residences
+        assert "a" in stage.driver.lifecycle.replicas
 
     attack(tmp_path, work)
 

@@ -28,7 +28,10 @@ HOST_FILE = 'memory = "9MiB"\n[models.a]\nargs = []\nmemory = "4MiB"\nstart_s = 
 
 
 def _status_document() -> dict[str, Any]:
-    specs = [ModelSpec.simple("a", 3 << 30, 5.0, prewarm="0 8 * * 1-5"), ModelSpec.simple("b", 1 << 30, 5.0)]
+    specs = [
+        ModelSpec.with_two_tiers("a", 3 << 30, 5.0, prewarm="0 8 * * 1-5"),
+        ModelSpec.with_two_tiers("b", 1 << 30, 5.0),
+    ]
     core = Core(specs, HostSettings(memory=8 << 30, policy="lru", loaders=2))
     facts = HostFacts(url="http://127.0.0.1:1", pid=77)
     core.handle(RequestArrived("1", "a"), 0.0)
@@ -44,7 +47,7 @@ def _status_document() -> dict[str, Any]:
     facts.template_error = "a model fits in 8.0 GiB only without the template"
     facts.config_error = "memory: invalid size 'much'"
     facts.client_keys_error = "the client key file keys.toml is not TOML"
-    return status.document(core, facts, 4.0, 1e9)
+    return status.build_status(core, facts, 4.0, 1e9)
 
 
 @pytest.fixture
@@ -151,7 +154,7 @@ def test_keys_that_open_nothing_are_warned_about(
     exposed = ["operator.key"] * bool(options) + ["laptop.key"] * (not warned)
     assert re.findall(r"other users can read \S+ \(hint: chmod 600 (\S+)\)", said) == exposed
     assert ("(hint: --api-key-file FILE, or admin = true for a client)" in said) == warned
-    assert ("the client laptop may use aa, but no model has this name" in said) == warned
+    assert ("client laptop may use the model aa, which does not exist" in said) == warned
 
 
 def test_first_lines_name_the_address_and_the_page(

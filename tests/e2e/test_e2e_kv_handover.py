@@ -44,7 +44,7 @@ class Pair:
         return [10 + secrets.randbelow(1900) for _ in range(length)]
 
     def hold(self, stream: Continuation, request: str) -> Pull | None:
-        body = stream.holding(request, KEYS["source"])
+        body = stream.build_pin_request(request, KEYS["source"])
         given = json.loads(post(self.source, body).read())[handover.PARAMETER]
         message = handover.read(KEYS["source"], given)
         assert message is None or isinstance(message, Pull)
@@ -83,9 +83,9 @@ def test_a_moved_request_has_the_tokens_of_one_that_stays(pair: Pair, length: in
     pull = pair.hold(stream, request)
     assert pull is not None and pull.tokens >= length and len(pull.ranks) == 2
     # The source continues meanwhile; then only the tokens since are missing at the target.
-    post(pair.target, stream.warming(handover.sign(KEYS["target"], pull))).read()
+    post(pair.target, stream.build_warmup(handover.sign(KEYS["target"], pull))).read()
     while len(stream.tokens) < MOVED_AFTER + 5:
-        stream.take(response.readline())
+        stream.filter_chunk(response.readline())
     pull = pair.hold(stream, request)
     assert pull is not None
     response.close()
@@ -96,7 +96,7 @@ def test_a_moved_request_has_the_tokens_of_one_that_stays(pair: Pair, length: in
 def _continue(pair: Pair, stream: Continuation, kv: dict[str, str]) -> list[int]:
     """Continue the stream at the target."""
     stream.kv = kv
-    return finish_stream(stream, post(pair.target, stream.request(COMPLETIONS)[1]))
+    return finish_stream(stream, post(pair.target, stream.build_next_request(COMPLETIONS)[1]))
 
 
 @pytest.fixture(scope="module")

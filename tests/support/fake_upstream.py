@@ -28,9 +28,9 @@ from coldstart.host import configuration
 from coldstart.host.launches import Launch
 from coldstart.host.live.app import Gateway
 from coldstart.host.live.driver import Driver
-from coldstart.host.live.host_routes import host_routes
+from coldstart.host.live.host_routes import create_host_routes
 from coldstart.host.live.http_server import GatewayServer, create_server, format_url, listen
-from coldstart.host.live.profiles import Meter
+from coldstart.host.live.profiles import MemoryMeter
 from coldstart.host.live.server_log import ServerLog
 from coldstart.host.live.servers import Ready, StartFailedError
 from coldstart.host.live.starter import StartOrder
@@ -357,7 +357,7 @@ async def staged(
     gateway: Any = None,
     hold: bool = False,
     template_bytes: int = 0,
-    meter: Meter | None = None,
+    meter: MemoryMeter | None = None,
     **limits: Any,
 ) -> AsyncIterator[Stage]:
     """Yield a stage with two models of 10 bytes in 15 bytes by default, and check afterwards that nothing remains."""
@@ -365,7 +365,9 @@ async def staged(
     table = {**own, **limits, "models": models or TWO}
     servers = FakeServers(directory, hold=hold)
     driver = Driver(configuration.parse(table), servers, meter=meter, template_bytes=template_bytes)
-    server, run_server, url = await serve(Gateway(driver, routes=host_routes(driver), **(gateway or {})))
+    server, run_server, url = await serve(
+        Gateway(driver, routes=create_host_routes(driver), **(gateway or {}))
+    )
     driver.begin()
     try:
         connector = aiohttp.TCPConnector(limit=0, force_close=True)

@@ -37,15 +37,15 @@ def begin_stream(
     document |= {"ignore_eos": True, "stream": True, "cache_salt": request}
     stream = Continuation.create(COMPLETIONS, document, Arguments())
     assert stream is not None
-    response = post(served, stream.request(COMPLETIONS)[1], request)
+    response = post(served, stream.build_next_request(COMPLETIONS)[1], request)
     while len(stream.tokens) < received:
-        stream.take(response.readline())
+        stream.filter_chunk(response.readline())
     return stream, response
 
 
 def finish_stream(stream: Continuation, response: Any) -> list[int]:
     """Read the stream to its end, and return its tokens."""
     while line := response.readline():
-        stream.take(line)
-    assert stream.finished and not stream.broken, stream.broken
+        stream.filter_chunk(line)
+    assert stream.finished and not stream.error, stream.error
     return stream.tokens

@@ -16,7 +16,7 @@ from coldstart.fleet.specification import Costs, FleetModel, FleetSettings, Serv
 from coldstart.host import configuration as host_file
 from coldstart.host.live import access_control
 from coldstart.host.live.log import Log
-from coldstart.host.live.metrics import Metrics, Record
+from coldstart.host.live.metrics import EventRecorder, Metrics
 from coldstart.host.model_state import State
 from coldstart.host.policies import POLICIES
 from coldstart.host.specification import HostSettings, Tier
@@ -72,7 +72,7 @@ def status() -> dict[str, Any]:
 
 def test_metrics_page_names_every_metric_of_a_host() -> None:
     page = read("metrics.md")
-    metrics = Record(Log(quiet=True), HostFacts(), status).metrics
+    metrics = EventRecorder(Log(quiet=True), HostFacts(), status).metrics
     assert rows(section(page, "## Host")) == families(metrics.text())
     assert {str(state) for state in State} == set(
         re.findall(r"`(\w+)`", page.partition("States are")[2])[: len(State)]
@@ -117,8 +117,8 @@ def test_configuration_page_names_every_key_of_a_fleet_file() -> None:
 
 def test_http_page_names_every_route() -> None:
     page = read("http-api.md")
-    assert tuple(re.findall(r"^- `POST (\S+)`", page, re.M)) == access_control.PASSED
-    assert tuple(re.findall(r"^- `GET (\S+)`", page, re.M)) == access_control.READS
+    assert tuple(re.findall(r"^- `POST (\S+)`", page, re.M)) == access_control.FORWARDED_PATHS
+    assert tuple(re.findall(r"^- `GET (\S+)`", page, re.M)) == access_control.READ_PATHS
     source = "".join(
         (ROOT / "coldstart" / name).read_text()
         for name in ("host/live/app.py", "host/live/host_routes.py", "fleet/live/admin.py")

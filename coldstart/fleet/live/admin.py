@@ -72,12 +72,12 @@ def create_routes(control: FleetControl, key: str, stop_fleet: Callable[[], Awai
     ) -> Callable[[Request], Awaitable[Response]]:
         async def respond(request: Request) -> Response:
             if not hmac.compare_digest(request.headers.get(ADMIN_KEY_HEADER, "").encode(), key.encode()):
-                return messages.refuse(401, "the admin key is missing or invalid")
+                return messages.build_error_response(401, "the admin key is missing or invalid")
             try:
                 return JSONResponse(await handle(request))
             except (ColdstartError, ValueError, RecursionError, OSError) as error:
                 reason, hint = str(error) or "the order is nested too deeply", getattr(error, "hint", None)
-                return messages.refuse(400, reason, hint=hint or "")
+                return messages.build_error_response(400, reason, hint=hint or "")
 
         return respond
 

@@ -31,7 +31,7 @@ from coldstart.fleet.live.workers import Workers
 from coldstart.fleet.specification import FleetSettings, ServerSpec
 from coldstart.host.launches import Catalogue, Destination
 from coldstart.host.live.front import AdmissionRefusedError, Front, Ticket
-from coldstart.host.live.log import Log, Tasks
+from coldstart.host.live.log import BackgroundTasks, Log
 from coldstart.host.live.metrics import Metrics
 from coldstart.host.live.upstream import NothingSentError, Replica
 from coldstart.host.status import Progress
@@ -61,7 +61,7 @@ class FleetControl(Front[FleetTicket]):
         self.metrics = Metrics(self.status, METRIC_PREFIX, METRICS)
         self.replicas: dict[str, FleetReplica] = {}
         self.readmitted_count = self.resumed_count = 0
-        self.tasks = Tasks(self.log)
+        self.tasks = BackgroundTasks(self.log)
         self.workers = Workers(self.core, state, self.emit, self.tasks, self.log)
         self.unusable: dict[str, str] = {}
         self.moves = Moves(self._tickets, self._report_move_end, clock, self.log)

@@ -85,7 +85,7 @@ def build_deployment(
         weights = parse_size(size)
     else:
         shares = read_rank_sizes(found)
-        weights = profiles.weights_bytes(found.model.path) or (shares[1][0] if shares else 0)
+        weights = profiles.measure_weights(found.model.path) or (shares[1][0] if shares else 0)
     if not weights:
         raise UsageError(
             f"{launch.name}: the size of the weights is unknown, because the weights are not on this machine",

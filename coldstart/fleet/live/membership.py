@@ -29,7 +29,7 @@ from coldstart.fleet.live.control import FleetControl
 from coldstart.fleet.live.node import NodeServers
 from coldstart.fleet.live.orders import NodeLostError, NodeReport
 from coldstart.fleet.specification import ServerSpec
-from coldstart.host.live.servers import Starter, own_directory
+from coldstart.host.live.servers import Starter, create_host_directory
 from coldstart.system import runtime
 from coldstart.system.paths import Cache
 
@@ -65,7 +65,7 @@ class ServerActor:
             offline = bool(self._options.get("offline"))
             # If this fails it is repeated with each call: remove the directory each time.
             with ExitStack() as stack:
-                directory = stack.enter_context(own_directory())
+                directory = stack.enter_context(create_host_directory())
                 starter = starter_class(directory, Cache.at(), offline=offline, env=_read_node_environment())
                 starter.warm()
                 self._node = NodeServers(self._host, starter, selects_device=not runtime.targets_cpu())

@@ -17,8 +17,8 @@ from coldstart.contract import handover
 from coldstart.fleet.live.orders import RankUp
 from coldstart.host.live.continuation import Continuation
 from coldstart.host.live.front import Ticket
-from coldstart.host.live.log import Log, Tasks
-from coldstart.host.live.messages import present_key
+from coldstart.host.live.log import BackgroundTasks, Log
+from coldstart.host.live.messages import build_auth_header
 from coldstart.host.live.upstream import Replica, Upstream
 
 # In a data centre, a slower connection means that the server is down.
@@ -68,13 +68,13 @@ class FleetTicket(Ticket):
         self.granted = asyncio.get_running_loop().create_future()
         self.granted.set_result(replica)
 
-    def interrupted(self) -> None:
+    def requeue(self) -> None:
         """Continue at the target of the migration, or at the current group if the migration was rolled back."""
         if self.move is not None and not self.move.has_left and not self.move.settled.done():
             self.move.has_left = True
             self.grant(self.move.target)
 
-    def went_on(self) -> None:
+    def record_first_chunk(self) -> None:
         """Mark the migration as successful when its target sends the first chunk."""
         move = self.move
         if move is not None and move.has_left and not move.settled.done():
@@ -104,7 +104,7 @@ class Moves:
     ) -> None:
         self.moved_count = self.moved_with_kv = 0
         self._tickets, self._ended, self._clock = tickets, ended, clock
-        self._log, self._tasks = log, Tasks(log)
+        self._log, self._tasks = log, BackgroundTasks(log)
 
     def schedule_move(self, ticket: FleetTicket, target: FleetReplica) -> None:
         """Migrate the request when a slot of the target is free."""
@@ -121,25 +121,25 @@ class Moves:
 
     async def _move(self, ticket: FleetTicket, target: FleetReplica) -> bool:
         source, stream, deadline = ticket.target, ticket.stream, self._clock() + MOVE_TIMEOUT_S
-        if source is None or stream is None or ticket.answer is None:
+        if source is None or stream is None or ticket.response is None:
             return self._log_not_moved(ticket, "the stream is not resumable")
         kv = await self._hold_kv(ticket, source, target, stream)
         has_prompt = stream.prompt is not None
-        if has_prompt and await self._complete(target, stream.warming(kv), MOVE_TIMEOUT_S) is None:
+        if has_prompt and await self._complete(target, stream.build_warmup(kv), MOVE_TIMEOUT_S) is None:
             return self._log_not_moved(ticket, "the worker did not prefill the tokens so far")
         if kv is not None:
             kv = await self._hold_kv(ticket, source, target, stream)
-        if not self._is_open(ticket) or stream.finished or not stream.resumable:
+        if not self._is_open(ticket) or stream.finished or not stream.is_resumable:
             return False
         stream.kv = kv
         generated, stopped_s = len(stream.tokens), self._clock()
         settled: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         ticket.move = MovingStream(target, settled)
-        ticket.answer.interrupt()
+        ticket.response.interrupt()
         await asyncio.wait([settled], timeout=max(0.0, deadline - stopped_s))
         if not settled.done():
             self.roll_back(ticket, "the worker took too long")
-            ticket.answer.interrupt()
+            ticket.response.interrupt()
         ticket.move = None
         if settled.result():
             self.moved_count += 1
@@ -158,7 +158,7 @@ class Moves:
         """Make the source retain the KV of the stream; return the parameters for the target, or None."""
         if stream.prompt is None or not (source.handover_key and target.handover_key):
             return None
-        body = stream.holding(ticket.request_id, source.handover_key)
+        body = stream.build_pin_request(ticket.request_id, source.handover_key)
         response, reason = (
             await self._complete(source, body, HOLD_TIMEOUT_S),
             "the server did not retain the KV",
@@ -177,7 +177,7 @@ class Moves:
         """Return the response of `replica` to a completion request; None if it fails or takes longer than `limit_s` seconds."""
         try:
             async with asyncio.timeout(limit_s):
-                own = [*JSON_HEADERS, *present_key(replica.key)]
+                own = [*JSON_HEADERS, *build_auth_header(replica.key)]
                 asked = await replica.upstream.request("POST", "/v1/completions", headers=own, body=body)
                 async with asked as answer:
                     read = await answer.read()

@@ -34,7 +34,7 @@ from coldstart.fleet.live.orders import (
 )
 from coldstart.host.launches import Launch
 from coldstart.host.live import messages
-from coldstart.host.live.servers import PATIENCE_S, ModelServer, Starter, StartFailedError, find_hang
+from coldstart.host.live.servers import PATIENCE_S, ModelServer, Starter, StartFailedError, await_hang
 from coldstart.host.live.starter import StartOrder
 from coldstart.launch.scheduler import reserve_cores
 from coldstart.system.ipc.addresses import find_free_port
@@ -198,7 +198,7 @@ class NodeServers:
         """Kill the server if it hangs. In a pipeline only the first rank has an API server."""
         order = process.order
         api = process.place if order.rank.rank == 0 else None
-        found = await find_hang(process.server, api, lambda: order.hang_timeout_s)
+        found = await await_hang(process.server, api, lambda: order.hang_timeout_s)
         process.hung = f"the server hung and was killed: {found}"
         process.server.kill()
 

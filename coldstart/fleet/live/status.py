@@ -14,7 +14,7 @@ from coldstart.fleet.core import FleetCore
 from coldstart.fleet.groups import Deployment, FleetWorker, Group, GroupPhase
 from coldstart.fleet.live.workers import Workers
 from coldstart.fleet.roster import FleetServer
-from coldstart.host.live.metrics import IN_FLIGHT, REFUSED, Figure
+from coldstart.host.live.metrics import IN_FLIGHT, REFUSED, StatusMetric
 
 SCHEMA_VERSION = 1
 
@@ -108,8 +108,8 @@ def _describe_worker(worker: FleetWorker, workers: Workers) -> dict[str, Any]:
     }
 
 
-def _create_counter(name: str, about: str) -> Figure:
-    return Figure(name, about, f"gateway.{name}", counts=True)
+def _create_counter(name: str, about: str) -> StatusMetric:
+    return StatusMetric(name, about, f"gateway.{name}", counts=True)
 
 
 METRIC_PREFIX = "coldstart_fleet_"
@@ -120,10 +120,10 @@ METRICS = (
     _create_counter("migrated", "Number of streams migrated to another worker."),
     _create_counter("migrated_with_kv", "Number of streams migrated together with their KV."),
     _create_counter("refused", REFUSED),
-    Figure(
+    StatusMetric(
         "servers_hung", "Number of servers killed because they made no progress.", "models.hung", counts=True
     ),
-    Figure("model_held", "Number of requests that wait for the model.", "models.waiting"),
+    StatusMetric("model_held", "Number of requests that wait for the model.", "models.waiting"),
     IN_FLIGHT,
-    Figure("model_groups", "Number of groups that serve the model.", "models.serving"),
+    StatusMetric("model_groups", "Number of groups that serve the model.", "models.serving"),
 )

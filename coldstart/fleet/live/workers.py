@@ -28,7 +28,7 @@ from coldstart.fleet.live.orders import (
     WorkerEvent,
 )
 from coldstart.fleet.live.state import FleetState
-from coldstart.host.live.log import Log, Tasks
+from coldstart.host.live.log import BackgroundTasks, Log
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class Workers:
         core: FleetCore,
         state: FleetState,
         emit: Callable[[Event], None],
-        tasks: Tasks,
+        tasks: BackgroundTasks,
         log: Log,
     ) -> None:
         self._core, self._state = core, state

@@ -21,7 +21,7 @@ from coldstart.host.live.front import Front
 from coldstart.host.live.log import describe_failure
 from coldstart.host.live.messages import Receive, Scope, Send
 
-PASSED = (
+FORWARDED_PATHS = (
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/responses",
@@ -38,7 +38,7 @@ PASSED = (
     "/tokenize",
     "/detokenize",
 )
-READS = ("/load", "/ping", "/tokenizer_info", "/version")
+READ_PATHS = ("/load", "/ping", "/tokenizer_info", "/version")
 """Paths of vLLM's server without a model name, which a host reads from its only or its default model."""
 HEALTH = "/health"
 MODELS = "/v1/models"
@@ -104,7 +104,11 @@ class AccessControl:
         keys = self.endpoint.client_keys
         if keys is not None and (client := keys.find(key)) is not None:
             scope[CLIENT] = client
-            if client.admin or path in (*OPEN, *PASSED, *READS, MODELS) or path.startswith(f"{MODELS}/"):
+            if (
+                client.admin
+                or path in (*OPEN, *FORWARDED_PATHS, *READ_PATHS, MODELS)
+                or path.startswith(f"{MODELS}/")
+            ):
                 return None
             return 403, f"client {client.name} has no admin access"
         if self.endpoint.requires_key and path not in OPEN:

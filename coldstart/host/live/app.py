@@ -1,9 +1,11 @@
 """HTTP application of a gateway: paths of OpenAI's API and of vLLM, routed by `model`.
 
-POST  PASSED                  forwarded to the model's server GET   /v1/models, /v1/models/{name}    all models and
-aliases, whether they are ready or not GET   /health                 200, or 503 once the gateway is stopping; requires no
-key GET   /metrics                Prometheus text GET   /status                 the status document of the host or the
-fleet GET   /ui                     the status as a web page; requires no key
+POST  FORWARDED_PATHS         forwarded to the model's server
+GET   /v1/models, /v1/models/{name}    all models and aliases, whether they are ready or not
+GET   /health                 200, or 503 once the gateway is stopping; requires no key
+GET   /metrics                Prometheus text
+GET   /status                 the status document of the host or the fleet
+GET   /ui                     the status as a web page; requires no key
 
 Invariant: the page contains no data of the host. It reads all data from /status, with an API key that the reader enters
 if the host requires one. Its content security policy allows no other connections and only its own scripts.
@@ -31,7 +33,7 @@ from starlette.routing import Route
 
 from coldstart.host.endpoint import ClientKey, GatewayEndpoint
 from coldstart.host.live import messages
-from coldstart.host.live.access_control import CLIENT, PASSED, AccessControl, allow_origins
+from coldstart.host.live.access_control import CLIENT, FORWARDED_PATHS, AccessControl, allow_origins
 from coldstart.host.live.exchange import Exchange
 from coldstart.host.live.front import Front
 from coldstart.host.live.messages import BodyMemory, Receive, Scope, Send
@@ -83,7 +85,7 @@ class Gateway:
         self._memory = BodyMemory(self.endpoint.limits)
         self.access = AccessControl(front, self.endpoint, frozenset(route.path for route in more))
         self._entry = allow_origins(self._handle, self.endpoint.allow_origins)
-        self._passed = frozenset(PASSED)
+        self._passed = frozenset(FORWARDED_PATHS)
         self._created = int(time.time())
         self._own = Starlette(
             routes=[
@@ -108,18 +110,20 @@ class Gateway:
             await self._own(scope, receive, send)
         elif (refusal := self.access.find_refusal(scope)) is not None:
             self.front.facts.refused[refusal[0]] += 1
-            await messages.refuse(*refusal)(scope, receive, send)
+            await messages.build_error_response(*refusal)(scope, receive, send)
         elif scope["path"] in self._passed:
             # Bypass the router: every request for tokens takes this path.
             if scope["method"] == "POST":
                 await Exchange(self.front, scope, receive, send, self._memory, self.heartbeat_s).run()
             else:
-                refused = messages.refuse(405, f"{scope['path']} requires POST", headers={"allow": "POST"})
+                refused = messages.build_error_response(
+                    405, f"{scope['path']} requires POST", headers={"allow": "POST"}
+                )
                 await refused(scope, receive, send)
         elif any(route.matches(scope)[0].value for route in self._own.routes):
             await self._own(scope, receive, send)
         else:
-            await messages.refuse(404, f"unknown path {scope['path']}")(scope, receive, send)
+            await messages.build_error_response(404, f"unknown path {scope['path']}")(scope, receive, send)
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": self._cards(request)})
@@ -129,7 +133,7 @@ class Gateway:
         for card in self._cards(request):
             if card["id"] == name:
                 return JSONResponse(card)
-        return messages.refuse(404, f"The model `{name}` does not exist.")
+        return messages.build_error_response(404, f"The model `{name}` does not exist.")
 
     def _cards(self, request: Request) -> list[dict[str, Any]]:
         """Return model cards in vLLM's format, one for each model name that the client may use.

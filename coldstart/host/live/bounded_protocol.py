@@ -202,7 +202,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.abort()
             return
         self._refused[status] += 1
-        body = messages.error(status, reason)
+        body = messages.build_error(status, reason)
         head = (
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"

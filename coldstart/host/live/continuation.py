@@ -54,7 +54,7 @@ _PARSERS = ("reasoning_parser", "tool_call_parser", "enable_auto_tool_choice")
 _DEFAULT_TOKENS = 16  # vLLM's default for a completion without max_tokens
 
 
-def obstacle(path: str, document: Mapping[str, Any], arguments: Arguments) -> str:
+def find_unsupported(path: str, document: Mapping[str, Any], arguments: Arguments) -> str:
     """Return the request field or server argument that prevents a continuation; empty if there is none."""
     if path not in _PROMPT:
         return path
@@ -93,10 +93,10 @@ class Continuation:
         self.path, self.document = path, document
         self.prompt: list[int] | None = None
         self.tokens: list[int] = []
-        self.clean = 0
+        self.clean_count = 0
         self.kv: Mapping[str, str] | None = None
         self.finished = self.ended = False
-        self.broken = ""
+        self.error = ""
         self._greedy = document.get("temperature") == 0
         self._shows_ids = bool(document.get("return_token_ids"))
         self._head: dict[str, Any] = {}
@@ -109,10 +109,10 @@ class Continuation:
     @classmethod
     def create(cls, path: str, document: Mapping[str, Any], arguments: Arguments) -> Self | None:
         """Create a continuation; return None for a stream that cannot continue on another server."""
-        return None if obstacle(path, document, arguments) else cls(path, document)
+        return None if find_unsupported(path, document, arguments) else cls(path, document)
 
     @property
-    def resumable(self) -> bool:
+    def is_resumable(self) -> bool:
         """Return whether another server can continue from here, or nothing remains to be sent."""
         if self._diverged or self._foreign:
             return False
@@ -121,31 +121,31 @@ class Continuation:
         return not self._head or self.finished or (self.prompt is not None and known)
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Return whether the stream is complete: its last event has arrived, or its format is unknown."""
         return self.ended or self._foreign
 
     @property
     def _behind(self) -> bool:
-        return len(self.tokens) > self.clean
+        return len(self.tokens) > self.clean_count
 
-    def request(self, path: str) -> tuple[str, bytes]:
+    def build_next_request(self, path: str) -> tuple[str, bytes]:
         """Return path and body of the next request: the client's own, later one for the remaining tokens."""
-        self._rest, self.broken = b"", ""
+        self._rest, self.error = b"", ""
         if self.prompt is None:
             return path, self._body({**self.document, "return_token_ids": True})
-        self._later, self._at = True, self.clean
+        self._later, self._at = True, self.clean_count
         self._ahead, self._since = self._since + self._ahead, ""
         if not self._greedy:
-            del self.tokens[self.clean :]
+            del self.tokens[self.clean_count :]
         return COMPLETIONS, self._body(self._remaining())
 
-    def warming(self, kv: Mapping[str, str] | None = None) -> bytes:
+    def build_warmup(self, kv: Mapping[str, str] | None = None) -> bytes:
         """Build a one-token request that makes a server compute or load the KV cache of the tokens so far."""
         more = {name: self.document[name] for name in ("cache_salt",) if name in self.document}
         return self._one_token(self._so_far(), more | ({} if kv is None else {PARAMETER: kv}))
 
-    def holding(self, request: str, key: str) -> bytes:
+    def build_pin_request(self, request: str, key: str) -> bytes:
         """Build a completion request that makes the current server retain the KV cache of this stream."""
         known = [*(self.prompt or ()), *self.tokens]
         pin = handover.Pin(request, len(known), handover.digest_tokens(known))
@@ -156,7 +156,7 @@ class Continuation:
         return self._body({**asked, **more})
 
     def _so_far(self) -> list[int]:
-        return [*(self.prompt or ()), *self.tokens[: self.clean]]
+        return [*(self.prompt or ()), *self.tokens[: self.clean_count]]
 
     def _remaining(self) -> dict[str, Any]:
         given = self.document
@@ -165,9 +165,9 @@ class Continuation:
             limit = _DEFAULT_TOKENS
         asked = {name: value for name, value in given.items() if name in _SAME}
         asked |= {"prompt": self._so_far(), "stream": True, "return_token_ids": True}
-        asked["max_tokens"] = None if limit is None else limit - self.clean
+        asked["max_tokens"] = None if limit is None else limit - self.clean_count
         if given.get("min_tokens"):
-            asked["min_tokens"] = max(0, given["min_tokens"] - self.clean)
+            asked["min_tokens"] = max(0, given["min_tokens"] - self.clean_count)
         if self.kv is not None:
             asked[PARAMETER], self.kv = self.kv, None
         return asked
@@ -176,15 +176,15 @@ class Continuation:
     def _body(document: Mapping[str, Any]) -> bytes:
         return json.dumps(document).encode()
 
-    def take(self, piece: bytes) -> bytes:
+    def filter_chunk(self, chunk: bytes) -> bytes:
         """Return the part of `chunk` that the client receives, in complete events.
 
         Afterwards, `error` is not empty if the server cannot continue this stream.
         """
-        *events, self._rest = (self._rest + piece).split(b"\n\n")
+        *events, self._rest = (self._rest + chunk).split(b"\n\n")
         passed = []
         for event in events:
-            if self.broken:
+            if self.error:
                 break
             passed.append(self._event(event))
         return b"".join(passed)
@@ -194,17 +194,17 @@ class Continuation:
             return event + b"\n\n"
         if event == b"data: [DONE]":
             self.ended = self.finished or self._foreign
-            self.broken = "" if self.ended else "the stream ended before its last token"
+            self.error = "" if self.ended else "the stream ended before its last token"
             return event + b"\n\n" if self.ended else b""
         chunk = _completion(event[6:])
         if chunk is None:
             self._foreign = True
             return event + b"\n\n"
         if "error" in chunk:
-            self.broken = str(chunk["error"])[:200]
+            self.error = str(chunk["error"])[:200]
             return b""
         if any(choice.get("finish_reason") == "abort" for choice in chunk["choices"]):
-            self.broken = "the server aborted the stream when it shut down"
+            self.error = "the server aborted the stream when it shut down"
             return b""
         return self._written(chunk) if self._later else self._seen(chunk, event)
 
@@ -234,7 +234,7 @@ class Continuation:
         ids, text = self._take_tokens(list(choice.get("token_ids") or ()), str(choice.get("text") or ""))
         reason = choice.get("finish_reason")
         self.finished = self.finished or reason is not None
-        if self.broken or not (ids or text or reason):
+        if self.error or not (ids or text or reason):
             return b""
         shown = ids if self._shows_ids else None
         ends = {"finish_reason": reason, "stop_reason": choice.get("stop_reason"), "token_ids": shown}
@@ -251,7 +251,7 @@ class Continuation:
         again = min(len(text), len(self._ahead))
         if known != ids[: len(known)] or text[:again] != self._ahead[:again]:
             self._diverged = True
-            self.broken = "another server generated different tokens for the same prompt"
+            self.error = "another server generated different tokens for the same prompt"
             return [], ""
         self._at += len(ids)
         self.tokens += ids[len(known) :]
@@ -259,7 +259,7 @@ class Continuation:
         self._since += text
         if len(ids) == 1 and text:
             # A single token with text is complete: vLLM delays the text of an incomplete character.
-            self.clean, self._since = self._at, ""
+            self.clean_count, self._since = self._at, ""
         return ids[len(known) :], text[again:]
 
     def _usage(self, usage: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -268,7 +268,7 @@ class Continuation:
         counted = {"prompt_tokens": prompt, "total_tokens": prompt + made, "completion_tokens": made}
         return {**(usage or {}), **counted}
 
-    def ending(self) -> bytes:
+    def build_final_events(self) -> bytes:
         """Build the final events of a stream whose last token arrived without the final events."""
         options = self.document.get("stream_options") or {}
         usage = b""

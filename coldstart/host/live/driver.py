@@ -17,11 +17,11 @@ from coldstart.host.configuration import HostFile, find_next_moment
 from coldstart.host.core import Core
 from coldstart.host.events import Action, Event
 from coldstart.host.launches import Destination
-from coldstart.host.live.front import AdmissionRefusedError, Front, Ticket, unknown
-from coldstart.host.live.lifecycle import STOPPING, Lifecycle, Residence
+from coldstart.host.live.front import AdmissionRefusedError, Front, Ticket, build_unknown_model_error
+from coldstart.host.live.lifecycle import STOPPING, Lifecycle, LocalReplica
 from coldstart.host.live.log import Log
-from coldstart.host.live.metrics import Record
-from coldstart.host.live.profiles import Meter
+from coldstart.host.live.metrics import EventRecorder
+from coldstart.host.live.profiles import MemoryMeter
 from coldstart.host.live.servers import Starter
 from coldstart.host.live.upstream import AbortedError, Replica
 from coldstart.host.model_state import State
@@ -32,7 +32,7 @@ CHECK_S = 20.0
 LATE_S = 60.0
 
 
-class Schedule:
+class PrewarmSchedule:
     """Scheduled starts: the next start time of each model.
 
     `prewarm` is called with a model that is due, `miss` with a model and a reason.
@@ -98,12 +98,12 @@ class Driver(Front[Ticket]):
         *,
         log: Log | None = None,
         clock: Callable[[], float] = time.monotonic,
-        meter: Meter | None = None,
+        meter: MemoryMeter | None = None,
         template_bytes: int = 0,
     ) -> None:
         super().__init__(file.catalogue, log or Log(quiet=True), clock)
         self.core = Core(file.models, file.settings, template_bytes)
-        self.record = Record(self.log, self.facts, self.status)
+        self.record = EventRecorder(self.log, self.facts, self.status)
         self.metrics = self.record.metrics
         self.lifecycle = Lifecycle(
             self.core,
@@ -112,11 +112,11 @@ class Driver(Front[Ticket]):
             record=self.record,
             emit=self.emit,
             clock=clock,
-            meter=meter or Meter(),
+            meter=meter or MemoryMeter(),
         )
         self._crontabs = file.crontabs
-        self.schedule = Schedule(self._prewarm, self.record.record_missed_prewarming)
-        self.record.describe(file)
+        self.schedule = PrewarmSchedule(self._prewarm, self.record.record_missed_prewarming)
+        self.record.register_models(file)
 
     @property
     def resumes(self) -> bool:  # type: ignore[override]
@@ -153,7 +153,7 @@ class Driver(Front[Ticket]):
         """Wait until `replica` has exited and its model can start again; return whether that happens within END_S seconds."""
         name, deadline = replica.name, self.clock() + END_S
         while (now := self.clock()) <= deadline:
-            model, server = self.core.models.get(name), self.lifecycle.residences.get(name)
+            model, server = self.core.models.get(name), self.lifecycle.replicas.get(name)
             # Without a server, the core may not have processed its exit yet, or the model is in backoff after a failure.
             can_start = model is None or (model.state is not State.READY and now >= model.retry_at)
             if server is not replica and (server is not None or can_start):
@@ -175,16 +175,16 @@ class Driver(Front[Ticket]):
 
     def _find_step(self, model: str) -> StartProgress | None:
         """Return the last progress report of a model's starting server."""
-        known, residence = self.core.models.get(model), self.lifecycle.residences.get(model)
-        return residence.server.progress if known and known.state is State.STARTING and residence else None
+        known, replica = self.core.models.get(model), self.lifecycle.replicas.get(model)
+        return replica.server.progress if known and known.state is State.STARTING and replica else None
 
-    def find_server(self, name: str | None) -> tuple[Residence | None, str]:
+    def find_server(self, name: str | None) -> tuple[LocalReplica | None, str]:
         """Return the running server for a model name, an alias or None (the default model), or None and the reason."""
-        route = self.catalogue.route(name)
+        route = self.catalogue.find_destination(name)
         if route is None:
-            return None, unknown(name).reason
-        residence = self.lifecycle.residences.get(route.model)
-        return residence, "" if residence else (
+            return None, build_unknown_model_error(name).reason
+        replica = self.lifecycle.replicas.get(route.model)
+        return replica, "" if replica else (
             f"no server of {route.model} is running: it is {self.state(route.model)}"
         )
 
@@ -200,9 +200,9 @@ class Driver(Front[Ticket]):
     def _do(self, action: Action) -> None:
         match action:
             case events.DispatchRequest(number, model):
-                ticket, residence = self._tickets.get(number), self.lifecycle.residences.get(model)
-                if ticket is not None and not ticket.granted.done() and residence is not None:
-                    self._grant(ticket, residence)
+                ticket, replica = self._tickets.get(number), self.lifecycle.replicas.get(model)
+                if ticket is not None and not ticket.granted.done() and replica is not None:
+                    self._grant(ticket, replica)
             case events.RejectRequest(number, code, reason, after, detail, hint):
                 self._refuse(number, AdmissionRefusedError(code, reason, after, detail, hint))
             case _:
@@ -210,13 +210,13 @@ class Driver(Front[Ticket]):
                     for ticket in self._tickets.values():
                         if ticket.route.model == action.evicted_for:
                             ticket.evicted.append(action.model)
-                self.lifecycle.carry_out(action)
+                self.lifecycle.execute(action)
 
     def configure(self, file: HostFile) -> None:
         """Apply a new configuration between two events. Raises UsageError without changing anything if it is invalid."""
         self.emit(events.ConfigurationChanged(file.models, file.settings))
         self.catalogue = file.catalogue
-        self.record.describe(file)
+        self.record.register_models(file)
         for name in self.facts.models.keys() - {*file.catalogue.launches, *self.core.models}:
             del self.facts.models[name]
         self.lifecycle.configure(file.catalogue.launches)
@@ -258,7 +258,7 @@ class Driver(Front[Ticket]):
             facts = self.facts.get_model(model)
             facts.next_prewarm_unix_s = self.schedule.get_next(model)
             facts.progress = self._find_step(model)
-        return status.document(self.core, self.facts, self.clock(), time.time())
+        return status.build_status(self.core, self.facts, self.clock(), time.time())
 
     def begin(self) -> None:
         """Start the runtime template, the pinned models and the timers."""

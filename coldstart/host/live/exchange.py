@@ -32,7 +32,7 @@ from coldstart.host.live.upstream import (
     DisconnectedError,
     Replica,
     StreamInterruptedError,
-    UpstreamAnswer,
+    UpstreamResponse,
 )
 
 
@@ -54,11 +54,11 @@ class Exchange:
         self.id = messages.choose_request_id(scope)
         self.began = time.perf_counter()
         self.status = 0
-        self.asked: str | None = None
-        self.streams = False
+        self.requested_model: str | None = None
+        self.is_streaming = False
         self.ticket: Ticket | None = None
         self.body, self._held_bytes = b"", 0
-        self.first_s: float | None = None
+        self.first_chunk_s: float | None = None
         self.stream: Continuation | None = None
 
     async def run(self) -> None:
@@ -66,8 +66,8 @@ class Exchange:
         try:
             self.body = await self.memory.read(self.receive)
             self._held_bytes = len(self.body)
-            self.asked, self.streams = messages.parse_routing(self.body)
-            await run_while_connected(self.receive, self._answer)
+            self.requested_model, self.is_streaming = messages.parse_routing(self.body)
+            await run_while_connected(self.receive, self._handle)
         except ClientGoneError:
             pass
         except AdmissionRefusedError as refused:
@@ -80,13 +80,13 @@ class Exchange:
         self.memory.release(self._held_bytes)
         self._held_bytes = 0
 
-    async def _answer(self) -> None:
+    async def _handle(self) -> None:
         client, metrics = self.client, self.front.metrics
-        if client is not None and not client.may_use(self.asked, self.front.catalogue):
+        if client is not None and not client.may_use(self.requested_model, self.front.catalogue):
             metrics.count_client(client.name, "other_model")
-            reason = f"the client {client.name} may not use the model `{self.asked}`"
+            reason = f"the client {client.name} may not use the model `{self.requested_model}`"
             raise AdmissionRefusedError(403, reason)
-        ticket = self.ticket = self.front.enter(self.asked)
+        ticket = self.ticket = self.front.enter(self.requested_model)
         if client is not None:
             metrics.count_client(client.name, "admitted")
         try:
@@ -101,37 +101,37 @@ class Exchange:
         finally:
             self.front.leave(self.ticket)
             queued_s = self.ticket.queued_s
-            metrics.count_response(ticket.route.model, self.status, queued_s, self.first_s)
+            metrics.count_response(ticket.route.model, self.status, queued_s, self.first_chunk_s)
 
     async def _serve(self, ticket: Ticket) -> None:
         """Forward the request to the granted server, or to another replica if that server fails."""
         self._prepare(ticket)
         while True:
             ticket.stream, ticket.request_id = self.stream, self.id.decode()
-            replica = await self._granted(ticket)
+            replica = await self._await_grant(ticket)
             try:
-                await self._pass(replica, ticket)
+                await self._forward_request(replica, ticket)
                 return
             except (StreamInterruptedError, OSError) as error:  # includes TimeoutError
                 if self.stream is not None and self.stream.finished:
-                    await self._more(self.stream.ending(), last=True)
+                    await self._send_chunk(self.stream.build_final_events(), last=True)
                     return
                 if isinstance(error, StreamInterruptedError):
-                    ticket.interrupted()
+                    ticket.requeue()
                     continue
                 # Another server may respond if the response has not begun or its stream is resumable.
-                open_ = self.first_s is None or (self.stream is not None and self.stream.resumable)
+                open_ = self.first_chunk_s is None or (self.stream is not None and self.stream.is_resumable)
                 again = await self.front.readmit(ticket, replica, error) if open_ else None
                 if again is None:
-                    await self._break(replica, error)
+                    await self._report_failure(replica, error)
                     return
                 self.ticket = ticket = again
 
     def _prepare(self, ticket: Ticket) -> None:
         """Replace the model name by the name that the server expects, and create the state with which a stream can continue."""
-        if ticket.route.served != self.asked:
-            self.body = messages.replace_model(self.body, ticket.route.served)
-        if self.front.resumes and self.streams:
+        if ticket.route.served_name != self.requested_model:
+            self.body = messages.replace_model(self.body, ticket.route.served_name)
+        if self.front.resumes and self.is_streaming:
             arguments = self.front.catalogue.launches[ticket.route.model].args
             document = messages.decode(json.loads, self.body)
             self.stream = Continuation.create(self._path(), document, arguments)
@@ -139,97 +139,99 @@ class Exchange:
     def _path(self) -> str:
         return str(self.scope["raw_path"].partition(b"?")[0].decode("ascii"))
 
-    async def _granted(self, ticket: Ticket) -> Replica:
+    async def _await_grant(self, ticket: Ticket) -> Replica:
         """Wait until a server is granted; meanwhile send SSE comments to keep a stream alive.
 
         Raises AdmissionRefusedError.
         """
         # All requests wait in the same way, so they continue in the order in which they were granted.
         while not ticket.granted.done():
-            limit_s = self.heartbeat_s if self.streams else None
+            limit_s = self.heartbeat_s if self.is_streaming else None
             if not (await asyncio.wait([ticket.granted], timeout=limit_s))[0]:
                 if not self.status:
                     own = [*messages.STREAM_HEADERS, (b"x-request-id", self.id)]
                     await self._start(200, own)
                 progress = self.front.progress(ticket.route.model)
-                await self._more(messages.comment(progress.encode()))
+                await self._send_chunk(messages.format_comment(progress.encode()))
         return await ticket.granted
 
-    async def _pass(self, replica: Replica, ticket: Ticket) -> None:
+    async def _forward_request(self, replica: Replica, ticket: Ticket) -> None:
         query = self.scope["query_string"].decode("ascii")
-        path, body = (self._path(), self.body) if self.stream is None else self.stream.request(self._path())
-        later = self.first_s is not None
-        async with replica.order if not ticket.hit or replica.order.locked() else nullcontext():
-            ticket.answer = await replica.upstream.request(
+        path, body = (
+            (self._path(), self.body) if self.stream is None else self.stream.build_next_request(self._path())
+        )
+        later = self.first_chunk_s is not None
+        async with replica.send_lock if not ticket.hit or replica.send_lock.locked() else nullcontext():
+            ticket.response = await replica.upstream.request(
                 self.scope["method"],
                 path + (f"?{query}" if query else ""),
-                headers=messages.forward_request(self.scope, self.id, replica.key),
+                headers=messages.filter_request_headers(self.scope, self.id, replica.key),
                 body=body,
             )
-        async with ticket.answer as answer:
+        async with ticket.response as answer:
             if answer.status != 200 and (later or self.status):
                 content = await answer.read()
                 if not later:
                     # The headers have already announced a stream, so the error is sent as its only event.
-                    await self._more(messages.event(content), last=True)
+                    await self._send_chunk(messages.format_event(content), last=True)
                     return
                 detail = content[:200].decode(errors="replace")
                 raise DisconnectedError(
                     f"the server that should continue a broken stream returned HTTP {answer.status}: {detail}"
                 )
-            piece = await answer.piece()
+            chunk = await answer.read_chunk()
             # Only a response that has arrived completely is checked; a longer one would have to be buffered.
-            if not self.streams and answer.whole and _is_aborted(piece):
+            if not self.is_streaming and answer.is_complete and _is_aborted(chunk):
                 raise AbortedError("the server aborted the request when it ended")
-            ticket.went_on()
+            ticket.record_first_chunk()
             if not later:
                 await self._begin_answer(answer, replica, ticket)
-            await self._forward(answer, piece, replica.name)
+            await self._stream_response(answer, chunk, replica.name)
 
-    async def _begin_answer(self, answer: UpstreamAnswer, replica: Replica, ticket: Ticket) -> None:
+    async def _begin_answer(self, answer: UpstreamResponse, replica: Replica, ticket: Ticket) -> None:
         """Send the headers of the first response; if a stream has begun already, send the timing as a comment."""
-        self.first_s, self.body = time.perf_counter() - self.began, b""
+        self.first_chunk_s, self.body = time.perf_counter() - self.began, b""
         if self.stream is not None and answer.status != 200:
             self.stream = ticket.stream = None
         if self.stream is None:
             self._release()
-        timing = messages.format_timing(replica, ticket, self.first_s)
+        timing = messages.format_timing(replica, ticket, self.first_chunk_s)
         if self.status:
-            await self._more(messages.comment("coldstart " + timing))
+            await self._send_chunk(messages.format_comment("coldstart " + timing))
             return
-        passed = messages.forward_response(answer.headers, streams=self.streams)
+        passed = messages.filter_response_headers(answer.headers, streams=self.is_streaming)
         own = [(b"x-coldstart-mode", replica.mode.encode()), (b"server-timing", timing.encode())]
         await self._start(answer.status, [*passed, (b"x-request-id", self.id), *own])
 
-    async def _forward(self, answer: UpstreamAnswer, piece: bytes, model: str) -> None:
+    async def _stream_response(self, answer: UpstreamResponse, chunk: bytes, model: str) -> None:
         """Forward the chunks of a response. Those of a resumable stream are recorded and forwarded as complete events.
 
         Raises:
             DisconnectedError: The stream ended too early.
         """
         facts, send, stream = self.front.facts.get_model(model), self.send, self.stream
-        while piece:
-            passed = piece if stream is None else stream.take(piece)
+        while chunk:
+            passed = chunk if stream is None else stream.filter_chunk(chunk)
             if passed:
                 await send({"type": "http.response.body", "body": passed, "more_body": True})
                 facts.chunks_streamed += 1
-            if stream is not None and stream.broken:
-                raise DisconnectedError(stream.broken)
-            piece = await answer.piece()
-        if stream is not None and not stream.over:
+            if stream is not None and stream.error:
+                raise DisconnectedError(stream.error)
+            chunk = await answer.read_chunk()
+        if stream is not None and not stream.is_over:
             raise DisconnectedError("the stream ended before its last event")
-        await self._more(b"", last=True)
+        await self._send_chunk(b"", last=True)
 
-    async def _break(self, replica: Replica, error: Exception) -> None:
+    async def _report_failure(self, replica: Replica, error: Exception) -> None:
         """Report the failure of a server or its connection to the client, in a form that fits the response so far."""
         reason, detail = f"the server of {replica.name} {replica.fault or 'disconnected'}", str(error)
         self.front.log.write(
             "broken", model=replica.name, request=self.id.decode(), reason=detail or type(error).__name__
         )
-        if self.status and not self.streams:
+        if self.status and not self.is_streaming:
             # A partial response must not look complete, so the connection is closed without the last chunk.
             raise RuntimeError(reason) from error
-        await self._fail(502, reason)
+        await self._send_error(502, reason)
 
     async def _refuse(self, refused: AdmissionRefusedError) -> None:
         self.front.facts.refused[refused.status] += 1
@@ -238,9 +240,9 @@ class Exchange:
             self.front.log.write(
                 "refused", model=model, request=self.id.decode(), status=refused.status, reason=refused.detail
             )
-        await self._fail(refused.status, refused.reason, refused.retry_after_s, refused.hint)
+        await self._send_error(refused.status, refused.reason, refused.retry_after_s, refused.hint)
 
-    async def _fail(
+    async def _send_error(
         self, status: int, reason: str, retry_after_s: float | None = None, hint: str = ""
     ) -> None:
         """Send an error response, or an error event if a stream has begun.
@@ -251,18 +253,22 @@ class Exchange:
         if self.status or status >= 500:
             reason = f"{reason} (request {number})"
         if self.status:
-            await self._more(messages.event(messages.error(status, reason, hint)), last=True)
+            await self._send_chunk(
+                messages.format_event(messages.build_error(status, reason, hint)), last=True
+            )
             return
         self.status = status
-        response = messages.refuse(status, reason, retry_after_s, {"x-request-id": number}, hint)
+        response = messages.build_error_response(
+            status, reason, retry_after_s, {"x-request-id": number}, hint
+        )
         await response(self.scope, self.receive, self.send)
 
     async def _start(self, status: int, named: Headers) -> None:
         self.status = status
         await self.send({"type": "http.response.start", "status": status, "headers": named})
 
-    async def _more(self, piece: bytes, *, last: bool = False) -> None:
-        await self.send({"type": "http.response.body", "body": piece, "more_body": not last})
+    async def _send_chunk(self, chunk: bytes, *, last: bool = False) -> None:
+        await self.send({"type": "http.response.body", "body": chunk, "more_body": not last})
 
 
 def _is_aborted(answer: bytes) -> bool:

@@ -18,7 +18,7 @@ from coldstart.host.launches import Catalogue, Destination
 from coldstart.host.live.continuation import Continuation
 from coldstart.host.live.log import Log
 from coldstart.host.live.metrics import Metrics
-from coldstart.host.live.upstream import Replica, UpstreamAnswer
+from coldstart.host.live.upstream import Replica, UpstreamResponse
 from coldstart.host.status import HostFacts, Progress
 
 
@@ -41,7 +41,7 @@ class AdmissionRefusedError(Exception):
         self.detail, self.hint = detail, hint
 
 
-def unknown(asked: str | None) -> AdmissionRefusedError:
+def build_unknown_model_error(asked: str | None) -> AdmissionRefusedError:
     """Return the error for a request with an unknown model name or without a model name."""
     missing = asked is None
     reason = "the request does not specify a model" if missing else f"The model `{asked}` does not exist."
@@ -65,7 +65,7 @@ class Ticket:
     hit: bool = False
     dispatched: float | None = None
     stream: Continuation | None = None
-    answer: UpstreamAnswer | None = None
+    response: UpstreamResponse | None = None
     tries: int = 0
     evicted: list[str] = field(default_factory=list)
     request_id: str = ""
@@ -77,10 +77,10 @@ class Ticket:
             # Retrieve the exception: if the client has disconnected, the event loop would log it.
             self.granted.exception()
 
-    def interrupted(self) -> None:
+    def requeue(self) -> None:
         """Requeue the request after its response was interrupted; it continues on the server that `granted` returns."""
 
-    def went_on(self) -> None:
+    def record_first_chunk(self) -> None:
         """Record the first chunk of a response."""
 
     @property
@@ -119,9 +119,9 @@ class Front(ABC, Generic[T]):
         """
         if self.facts.stopping:
             raise AdmissionRefusedError(503, self.stopping, 5.0)
-        route = self.catalogue.route(asked)
+        route = self.catalogue.find_destination(asked)
         if route is None:
-            raise unknown(asked)
+            raise build_unknown_model_error(asked)
         return self._admit(route, counted=counted)
 
     @abstractmethod

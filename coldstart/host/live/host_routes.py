@@ -1,11 +1,13 @@
 """HTTP routes of a single host, whose servers run on this machine.
 
-GET   /logs/{name}            the end of the log of the model's running server; with ?follow also later lines; POST
-/load/{name}            start a model, and respond when it is ready; with ?wait=false immediately; POST  /unload,
-/unload/{name}    stop all models, or one, after their running requests; the next request restarts them; GET   /metrics
-Prometheus metrics of the host and its running servers; GET   /upstream/{name}/{path}    response of a running server at
-one of the paths READABLE; GET   READS                   the same for the only or the default model; POST  /reload
-reload the configuration; POST  /stop                   stop the host, as SIGTERM does.
+GET   /logs/{name}            the end of the log of the model's running server; with ?follow also later lines
+POST  /load/{name}            start a model, and respond when it is ready; with ?wait=false immediately
+POST  /unload, /unload/{name}    stop all models, or one, after their running requests; the next request restarts them
+GET   /metrics                Prometheus metrics of the host and its running servers
+GET   /upstream/{name}/{path}    response of a running server at one of the paths READABLE
+GET   READ_PATHS              the same for the only or the default model
+POST  /reload                 reload the configuration
+POST  /stop                   stop the host, as SIGTERM does
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ from starlette.routing import Route
 
 from coldstart.errors import UsageError
 from coldstart.host.live import messages
-from coldstart.host.live.access_control import CLIENT, READS
+from coldstart.host.live.access_control import CLIENT, READ_PATHS
 from coldstart.host.live.driver import Driver
 from coldstart.host.live.front import AdmissionRefusedError
-from coldstart.host.live.lifecycle import Residence
+from coldstart.host.live.lifecycle import LocalReplica
 from coldstart.host.live.messages import ClientGoneError, run_while_connected
 from coldstart.host.live.upstream import DisconnectedError
 
@@ -42,19 +44,19 @@ _VALUE = r"[-+]?(?:[0-9.]+(?:[eE][-+]?[0-9]+)?|Inf|NaN)(?: -?[0-9]+)?"
 _SAMPLE = re.compile(rf"[a-zA-Z_:][\w:]*(?:\{{{_LABELS}\}})? {_VALUE}", re.ASCII)
 
 
-async def read(residence: Residence, path: str, timeout_s: float) -> tuple[int, str, bytes]:
+async def read_from_server(replica: LocalReplica, path: str, timeout_s: float) -> tuple[int, str, bytes]:
     """Read a path of a server; return status, content type and body.
 
     Raises:
         OSError: The server does not respond in time, disconnects, or sends more than MAX_BYTES.
     """
-    own = messages.present_key(residence.key)
+    own = messages.build_auth_header(replica.key)
     async with (
         asyncio.timeout(timeout_s),
-        await residence.upstream.request("GET", path, headers=own) as answer,
+        await replica.upstream.request("GET", path, headers=own) as answer,
     ):
         body = b""
-        while part := await answer.piece():
+        while part := await answer.read_chunk():
             body += part
             if len(body) > MAX_BYTES:
                 raise DisconnectedError(f"the server's response exceeds {MAX_BYTES} bytes")
@@ -63,7 +65,7 @@ async def read(residence: Residence, path: str, timeout_s: float) -> tuple[int, 
         return answer.status, kind, body
 
 
-def merge(own: str, servers: Iterable[tuple[str, str]]) -> str:
+def merge_metrics(own: str, servers: Iterable[tuple[str, str]]) -> str:
     """Append the metrics of `servers`, pairs of a model and vLLM's text, to `own`; label each sample with its model.
 
     Each metric family has one HELP and TYPE line, followed by all its samples. Lines are labelled as text:
@@ -71,7 +73,7 @@ def merge(own: str, servers: Iterable[tuple[str, str]]) -> str:
     """
     families: dict[str, tuple[list[str], list[str]]] = {}
     for model, text in servers:
-        label, about, samples = f'model="{escape(model)}"', list[str](), list[str]()
+        label, about, samples = f'model="{escape_label(model)}"', list[str](), list[str]()
         for line in text.split("\n"):
             if line.startswith(_ABOUT):
                 about, samples = families.setdefault(line.split(" ", 3)[2], ([], []))
@@ -87,7 +89,7 @@ def merge(own: str, servers: Iterable[tuple[str, str]]) -> str:
     return own + "".join(f"{line}\n" for line in lines)
 
 
-def is_exposition(text: str) -> bool:
+def is_prometheus_text(text: str) -> bool:
     """Return whether each line is a sample or a comment in the Prometheus text format.
 
     One invalid line would invalidate all metrics.
@@ -95,33 +97,33 @@ def is_exposition(text: str) -> bool:
     return all(not line or line.startswith("#") or _SAMPLE.fullmatch(line) for line in text.split("\n"))
 
 
-def escape(value: str) -> str:
+def escape_label(value: str) -> str:
     """Escape `value` for a quoted label value."""
     return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
-async def add_metrics(own: bytes, residences: Iterable[Residence]) -> str:
+async def add_metrics(own: bytes, replicas: Iterable[LocalReplica]) -> str:
     """Return the host's own metrics and those of its running servers, each labelled with its model."""
-    serving = [residence for residence in residences if residence.serves]
+    serving = [replica for replica in replicas if replica.is_serving]
     found = await asyncio.gather(*map(_read_metrics, serving))
     texts = dict(zip([one.name for one in serving], found, strict=True))
     given = [(model, text) for model, text in texts.items() if text is not None]
     # Use a thread, because the metrics of many servers have many lines.
-    merged = await asyncio.to_thread(merge, own.decode(), given)
+    merged = await asyncio.to_thread(merge_metrics, own.decode(), given)
     about = f"# HELP {_READ} 1 if the server's own metrics are included, else 0.\n# TYPE {_READ} gauge\n"
     were_read = (
-        f'{_READ}{{model="{escape(model)}"}} {int(text is not None)}\n' for model, text in texts.items()
+        f'{_READ}{{model="{escape_label(model)}"}} {int(text is not None)}\n' for model, text in texts.items()
     )
     return merged + about + "".join(were_read)
 
 
-async def _read_metrics(residence: Residence) -> str | None:
+async def _read_metrics(replica: LocalReplica) -> str | None:
     try:
-        status, _, body = await read(residence, "/metrics", METRICS_S)
+        status, _, body = await read_from_server(replica, "/metrics", METRICS_S)
         text = body.decode()
     except (OSError, UnicodeDecodeError):
         return None
-    return text if status == 200 and await asyncio.to_thread(is_exposition, text) else None
+    return text if status == 200 and await asyncio.to_thread(is_prometheus_text, text) else None
 
 
 async def _load(driver: Driver, request: Request) -> Response:
@@ -131,7 +133,9 @@ async def _load(driver: Driver, request: Request) -> Response:
     """
     waits = request.query_params.get("wait", "true")
     if waits not in ("true", "false"):
-        return messages.refuse(400, f"invalid query parameter wait={waits!r}: use true or false")
+        return messages.build_error_response(
+            400, f"invalid query parameter wait={waits!r}: use true or false"
+        )
     try:
         ticket = driver.load(request.path_params["name"])
         model, was_ready = ticket.route.model, ticket.granted.done()  # or it is refused at once
@@ -143,7 +147,9 @@ async def _load(driver: Driver, request: Request) -> Response:
             ticket.granted.cancel()  # does nothing once it is done
         replica = ticket.granted.result()
     except AdmissionRefusedError as refused:
-        return messages.refuse(refused.status, refused.reason, refused.retry_after_s, hint=refused.hint)
+        return messages.build_error_response(
+            refused.status, refused.reason, refused.retry_after_s, hint=refused.hint
+        )
     except ClientGoneError:
         return Response(status_code=499)
     loaded = {"was_ready": was_ready, "mode": replica.mode, "waited_s": ticket.queued_s or 0.0}
@@ -152,13 +158,13 @@ async def _load(driver: Driver, request: Request) -> Response:
 
 async def _show_log(driver: Driver, request: Request) -> Response:
     """Return the log of the model in the path; with the query parameter `follow`, also all later lines."""
-    residence, missing = driver.find_server(request.path_params["name"])
-    if residence is None:
-        return messages.refuse(404, missing)
-    log = residence.server.log
+    replica, missing = driver.find_server(request.path_params["name"])
+    if replica is None:
+        return messages.build_error_response(404, missing)
+    log = replica.server.log
     if "follow" not in request.query_params:
         return PlainTextResponse(log.tail(TAIL_BYTES))
-    return StreamingResponse(log.follow(TAIL_BYTES, residence.server.ended), media_type="text/plain")
+    return StreamingResponse(log.follow(TAIL_BYTES, replica.server.ended), media_type="text/plain")
 
 
 async def _read_server(driver: Driver, request: Request) -> Response:
@@ -170,40 +176,44 @@ async def _read_server(driver: Driver, request: Request) -> Response:
     path = target if name is None else "/" + request.path_params["path"]
     client = request.scope.get(CLIENT)
     if path not in READABLE:
-        return messages.refuse(404, f"unknown path {target}")
+        return messages.build_error_response(404, f"unknown path {target}")
     if name is None and client is not None and not client.may_use(None, driver.catalogue):
         driver.metrics.count_client(client.name, "other_model")
-        return messages.refuse(403, f"the client {client.name} may not use the host's default model")
-    residence, missing = driver.find_server(name)
-    if residence is None:
-        return messages.refuse(404, missing)
+        return messages.build_error_response(
+            403, f"the client {client.name} may not use the host's default model"
+        )
+    replica, missing = driver.find_server(name)
+    if replica is None:
+        return messages.build_error_response(404, missing)
     try:
-        status, kind, body = await read(residence, path, READ_S)
+        status, kind, body = await read_from_server(replica, path, READ_S)
     except OSError as error:
         reason = str(error) or f"no response within {READ_S:g} s"
-        return messages.refuse(502, f"cannot read {path} of the server of {residence.name}: {reason}")
+        return messages.build_error_response(
+            502, f"cannot read {path} of the server of {replica.name}: {reason}"
+        )
     return Response(body, status_code=status, media_type=kind)
 
 
-def host_routes(driver: Driver) -> list[Route]:
+def create_host_routes(driver: Driver) -> list[Route]:
     """Create the routes for the servers of `driver`."""
 
     async def show_metrics(request: Request) -> Response:
-        residences = driver.lifecycle.residences.values()
-        text = await add_metrics(driver.metrics.text(), residences)
+        replicas = driver.lifecycle.replicas.values()
+        text = await add_metrics(driver.metrics.text(), replicas)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def unload(request: Request) -> Response:
         name = request.path_params.get("name")
-        route = driver.catalogue.route(name) if name is not None else None
+        route = driver.catalogue.find_destination(name) if name is not None else None
         model = route.model if route else name
         if model is not None and model not in driver.core.models:
-            return messages.refuse(404, f"The model `{name}` does not exist.")
+            return messages.build_error_response(404, f"The model `{name}` does not exist.")
         return JSONResponse({"unloading": driver.unload(model)})
 
     return [
         Route("/metrics", show_metrics),
-        *(Route(path, partial(_read_server, driver)) for path in READS),
+        *(Route(path, partial(_read_server, driver)) for path in READ_PATHS),
         Route("/upstream/{name:path}/{path:path}", partial(_read_server, driver)),
         Route("/logs/{name:path}", partial(_show_log, driver)),
         Route("/load/{name:path}", partial(_load, driver), methods=["POST"]),
@@ -212,7 +222,9 @@ def host_routes(driver: Driver) -> list[Route]:
     ]
 
 
-def process_routes(reload: Callable[[], Awaitable[dict[str, Any]]], stop: Callable[[], int]) -> list[Route]:
+def create_process_routes(
+    reload: Callable[[], Awaitable[dict[str, Any]]], stop: Callable[[], int]
+) -> list[Route]:
     """Create the routes for the host's process.
 
     Args:
@@ -224,7 +236,7 @@ def process_routes(reload: Callable[[], Awaitable[dict[str, Any]]], stop: Callab
         try:
             return JSONResponse(await reload())
         except UsageError as error:
-            return messages.refuse(400, error.message, hint=error.hint or "")
+            return messages.build_error_response(400, error.message, hint=error.hint or "")
 
     async def stop_host(request: Request) -> Response:
         return JSONResponse({"stopping": True, "in_flight": stop()}, status_code=202)

@@ -35,9 +35,9 @@ class GatewayServer(uvicorn.Server):
     It calls `check_files` once per second.
     """
 
-    def __init__(self, config: uvicorn.Config, look_at_files: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, check_files: Callable[[], None]) -> None:
         super().__init__(config)
-        self.look_at_files = look_at_files
+        self.check_files = check_files
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -59,11 +59,11 @@ class GatewayServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Call `check_files` once per second (uvicorn calls this method ten times per second)."""
         if counter % 10 == 0:
-            self.look_at_files()
+            self.check_files()
         return await super().on_tick(counter)
 
 
-def create_server(app: Gateway, look_at_files: Callable[[], None] = lambda: None) -> GatewayServer:
+def create_server(app: Gateway, check_files: Callable[[], None] = lambda: None) -> GatewayServer:
     """Create a server for `app` with the limits of its endpoint, and raise this process's limit of open files.
 
     Once per second the server reloads changed client keys and calls `check_files`.
@@ -71,7 +71,7 @@ def create_server(app: Gateway, look_at_files: Callable[[], None] = lambda: None
 
     def refresh_files() -> None:
         app.access.refresh_keys()
-        look_at_files()
+        check_files()
 
     limits = app.endpoint.limits
     connections = min(limits.connections, raise_connection_limit())

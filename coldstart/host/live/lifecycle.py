@@ -24,10 +24,17 @@ from coldstart.host.core import Core
 from coldstart.host.events import Event, Failure
 from coldstart.host.launches import Launch
 from coldstart.host.live import messages
-from coldstart.host.live.log import Tasks
-from coldstart.host.live.metrics import Record
-from coldstart.host.live.profiles import Meter, show_devices
-from coldstart.host.live.servers import ModelServer, Ready, Starter, StartFailedError, end_by_force, find_hang
+from coldstart.host.live.log import BackgroundTasks
+from coldstart.host.live.metrics import EventRecorder
+from coldstart.host.live.profiles import MemoryMeter, build_device_environment
+from coldstart.host.live.servers import (
+    ModelServer,
+    Ready,
+    Starter,
+    StartFailedError,
+    await_hang,
+    stop_by_force,
+)
 from coldstart.host.live.starter import StartOrder
 from coldstart.host.live.templates import RuntimeTemplate
 from coldstart.host.live.upstream import Replica, Upstream
@@ -41,7 +48,7 @@ WAIT_S = 0.001
 _SLEEP = "asleep-"
 
 
-class Residence(Replica):
+class LocalReplica(Replica):
     """Replica of a model that runs on this host. Its start was ordered at the time `began`, in seconds."""
 
     def __init__(self, launch: Launch, server: ModelServer, began: float) -> None:
@@ -53,7 +60,7 @@ class Residence(Replica):
         self.failure: Failure | None = None
 
     @property
-    def serves(self) -> bool:
+    def is_serving(self) -> bool:
         """Return whether the server is ready and is not shutting down."""
         return bool(self.start_s) and not self.is_ending
 
@@ -70,7 +77,7 @@ class Residence(Replica):
         """Stop the server, by force after a while; waiting requests receive `reason`."""
         self.is_ending = True
         self.reason = self.reason or reason
-        await end_by_force(self.server)
+        await stop_by_force(self.server)
 
 
 class Lifecycle:
@@ -82,26 +89,26 @@ class Lifecycle:
         launches: Mapping[str, Launch],
         servers: Starter,
         *,
-        record: Record,
+        record: EventRecorder,
         emit: Callable[[Event], None],
         clock: Callable[[], float],
-        meter: Meter,
+        meter: MemoryMeter,
     ) -> None:
         self.core, self.launches, self.servers = core, launches, servers
         self.record, self.emit, self.clock, self.meter = record, emit, clock, meter
         self.log, self.facts = record.log, record.facts
-        self.residences: dict[str, Residence] = {}
+        self.replicas: dict[str, LocalReplica] = {}
         self.template = RuntimeTemplate(servers, self.log, self.facts)
-        self._tasks = Tasks(self.log)
+        self._tasks = BackgroundTasks(self.log)
 
-    def carry_out(self, order: events.StartModel | events.ChangeTier) -> None:
+    def execute(self, order: events.StartModel | events.ChangeTier) -> None:
         """Start to execute an action of the core."""
         match order:
             case events.StartModel(model, tier):
-                known = self.residences.get(model)
+                known = self.replicas.get(model)
                 self._tasks.spawn(self._wake(known, tier.name) if known else self._start(model, tier.name))
             case events.ChangeTier(model, tier, reason):
-                self._tasks.spawn(self._leave(model, tier.name, reason))
+                self._tasks.spawn(self._change_tier(model, tier.name, reason))
 
     def _too_late(self) -> str:
         return f"the server was not ready within {self._ready_timeout_s:g} s"
@@ -120,34 +127,34 @@ class Lifecycle:
         server = self._begin(launch, self._ready_timeout_s - waited_s if in_time else 0.0)
         if server is None:
             return
-        residence = self.residences[model] = Residence(launch, server, began)
-        watch = asyncio.create_task(self._end_if_hung(residence))
+        replica = self.replicas[model] = LocalReplica(launch, server, began)
+        watch = asyncio.create_task(self._end_if_hung(replica))
         try:
-            if await self._came_up(residence, waited_s):
-                await self._measure_until_end(residence)
+            if await self._await_ready(replica, waited_s):
+                await self._measure_until_end(replica)
         finally:
             watch.cancel()
-            residence.upstream.close()
-            residence.reason = residence.reason or await server.ended
-            del self.residences[model]
+            replica.upstream.close()
+            replica.reason = replica.reason or await server.ended
+            del self.replicas[model]
             self.record.record_end(model)
-        if residence.is_ending and residence.start_s:
+        if replica.is_ending and replica.start_s:
             self.emit(events.TierChanged(model))
             if (known := self.core.models.get(model)) and known.state is State.ASLEEP:
                 # The server exited instead of going to sleep, so it cannot wake up.
                 self.emit(events.ServerOutdated(model, "it did not go to sleep"))
             return
-        if residence.start_s:
-            self.log.write("server died", model=model, reason=residence.reason)
-        external = server.was_killed or bool(residence.fault)
-        cause = residence.failure or Failure(residence.reason)
+        if replica.start_s:
+            self.log.write("server died", model=model, reason=replica.reason)
+        external = server.was_killed or bool(replica.fault)
+        cause = replica.failure or Failure(replica.reason)
         self.emit(events.ModelFailed(model, cause.message, external, cause.hint, cause.code))
 
     def _begin(self, launch: Launch, remaining_s: float) -> ModelServer | None:
         """Start a server that must be ready within `remaining_s` seconds; return None after reporting a failure."""
         try:
             if remaining_s > 0 and not self.facts.stopping:
-                environment = {**show_devices(launch), **self._open_sleep_routes(launch)}
+                environment = {**build_device_environment(launch), **self._open_sleep_routes(launch)}
                 return self.servers.begin(StartOrder(launch, remaining_s, environment=environment))
             reason = STOPPING if self.facts.stopping else self._too_late()
         except OSError as error:  # no descriptor, no disk, no process
@@ -162,82 +169,82 @@ class Lifecycle:
         tiers = self.core.models[launch.name].spec.tiers if can_sleep else ()
         return {str(VLLM_SERVER_DEV_MODE): "1"} if any(tier.name.startswith(_SLEEP) for tier in tiers) else {}
 
-    async def _came_up(self, residence: Residence, waited_s: float) -> bool:
+    async def _await_ready(self, replica: LocalReplica, waited_s: float) -> bool:
         """Wait for the server, and return whether it became ready. Its start had waited `waited_s` seconds for a template."""
-        left = self._ready_timeout_s - (self.clock() - residence.began)
-        if not (await asyncio.wait([residence.server.ready], timeout=left))[0]:
-            self.log.write("start aborted", model=residence.name, reason=self._too_late())
-            await residence.end(self._too_late())
+        left = self._ready_timeout_s - (self.clock() - replica.began)
+        if not (await asyncio.wait([replica.server.ready], timeout=left))[0]:
+            self.log.write("start aborted", model=replica.name, reason=self._too_late())
+            await replica.end(self._too_late())
         try:
-            ready = await residence.server.ready
+            ready = await replica.server.ready
         except StartFailedError as failed:
-            await residence.server.ended
-            residence.failure = Failure(residence.reason) if residence.reason else failed.failure
-            residence.reason = str(residence.failure)
-            self._record_failed_start(residence.name, residence.reason, self.clock() - residence.began)
+            await replica.server.ended
+            replica.failure = Failure(replica.reason) if replica.reason else failed.failure
+            replica.reason = str(replica.failure)
+            self._record_failed_start(replica.name, replica.reason, self.clock() - replica.began)
             return False
-        residence.ready = ready.add_wait(waited_s) if waited_s > WAIT_S else ready
-        residence.start_s, residence.mode = self.clock() - residence.began, ready.mode
-        self._report_ready(residence, residence.ready, ready.mode)
+        replica.ready = ready.add_wait(waited_s) if waited_s > WAIT_S else ready
+        replica.start_s, replica.mode = self.clock() - replica.began, ready.mode
+        self._report_ready(replica, replica.ready, ready.mode)
         return True
 
-    async def _measure_until_end(self, residence: Residence) -> None:
+    async def _measure_until_end(self, replica: LocalReplica) -> None:
         """Measure the server's memory periodically until it ends."""
-        wait, name, ended = MEASURE_FIRST_S, residence.name, residence.server.ended
+        wait, name, ended = MEASURE_FIRST_S, replica.name, replica.server.ended
         while not ended.done():
             await asyncio.wait([ended], timeout=wait)
             wait = MEASURE_EVERY_S
-            if ended.done() or residence.is_ending or residence.ready.pid is None:
+            if ended.done() or replica.is_ending or replica.ready.pid is None:
                 continue
             with suppress(OSError):  # includes ProcessLookupError
-                pid = residence.ready.pid
+                pid = replica.ready.pid
                 self.facts.get_model(name).gpu_memory_bytes = await asyncio.to_thread(
-                    self.meter.gpu_memory, pid
+                    self.meter.measure_gpu, pid
                 )
-                memory = await asyncio.to_thread(self.meter.process_memory, pid)
+                memory = await asyncio.to_thread(self.meter.measure_process, pid)
                 if memory is not None and not ended.done():
                     self.emit(events.MemoryMeasured(name, max(1, memory)))
 
-    async def _end_if_hung(self, residence: Residence) -> None:
+    async def _end_if_hung(self, replica: LocalReplica) -> None:
         """Kill the server when it hangs; the core then receives a failure."""
-        server = residence.server
-        found = await find_hang(server, server.socket, lambda: self.core.settings.hang_timeout_s)
-        residence.fault, residence.reason = "hung and was killed", f"the server hung and was killed: {found}"
-        self.log.write("server hung", model=residence.name, reason=found)
+        server = replica.server
+        found = await await_hang(server, server.socket, lambda: self.core.settings.hang_timeout_s)
+        replica.fault, replica.reason = "hung and was killed", f"the server hung and was killed: {found}"
+        self.log.write("server hung", model=replica.name, reason=found)
         server.kill()
 
-    async def _leave(self, model: str, tier: str, reason: str) -> None:
+    async def _change_tier(self, model: str, tier: str, reason: str) -> None:
         """Put the server to sleep for a sleeping tier; stop it for another tier, or if it does not go to sleep."""
-        if (residence := self.residences.get(model)) is None:
+        if (replica := self.replicas.get(model)) is None:
             self.emit(events.TierChanged(model))
             return
-        if tier == STOPPED or not await residence.post(
+        if tier == STOPPED or not await replica.post(
             f"/sleep?level={tier.removeprefix(_SLEEP)}", self._ready_timeout_s
         ):
-            self.log.write("stop", model=residence.name, tier=tier, reason=reason)
-            await residence.end()
+            self.log.write("stop", model=replica.name, tier=tier, reason=reason)
+            await replica.end()
             return
-        self.log.write("sleep", model=residence.name, tier=tier, reason=reason)
-        self.facts.get_model(residence.name).gpu_memory_bytes = None
-        self.emit(events.TierChanged(residence.name))
-        self._retire_if_outdated(residence.launch)
+        self.log.write("sleep", model=replica.name, tier=tier, reason=reason)
+        self.facts.get_model(replica.name).gpu_memory_bytes = None
+        self.emit(events.TierChanged(replica.name))
+        self._retire_if_outdated(replica.launch)
 
-    async def _wake(self, residence: Residence, tier: str) -> None:
+    async def _wake(self, replica: LocalReplica, tier: str) -> None:
         """Wake up the server; stop it if that fails."""
         began = self.clock()
-        if await residence.post("/wake_up", self._ready_timeout_s):
-            residence.start_s = self.clock() - began
+        if await replica.post("/wake_up", self._ready_timeout_s):
+            replica.start_s = self.clock() - began
             # The phases and fallbacks in the ready file belong to the start, not to this wake-up.
-            self._report_ready(residence, replace(residence.ready, document={}), tier)
+            self._report_ready(replica, replace(replica.ready, document={}), tier)
             return
-        residence.start_s, residence.reason = 0.0, "the server did not wake up"
-        self._record_failed_start(residence.name, residence.reason, self.clock() - began)
-        await residence.end()
+        replica.start_s, replica.reason = 0.0, "the server did not wake up"
+        self._record_failed_start(replica.name, replica.reason, self.clock() - began)
+        await replica.end()
 
-    def _report_ready(self, residence: Residence, ready: Ready, mode: str) -> None:
-        self.record.record_start(residence.name, ready, mode, residence.start_s)
-        self.emit(events.ModelReady(residence.name, residence.start_s))
-        self._retire_if_outdated(residence.launch)
+    def _report_ready(self, replica: LocalReplica, ready: Ready, mode: str) -> None:
+        self.record.record_start(replica.name, ready, mode, replica.start_s)
+        self.emit(events.ModelReady(replica.name, replica.start_s))
+        self._retire_if_outdated(replica.launch)
 
     def _record_failed_start(self, model: str, reason: str, seconds: float) -> None:
         if not self.facts.stopping:
@@ -256,24 +263,24 @@ class Lifecycle:
     def configure(self, launches: Mapping[str, Launch]) -> None:
         """Apply new launch specifications and the core's settings; retire servers with outdated arguments."""
         self.launches = launches
-        for name, residence in list(self.residences.items()):
+        for name, replica in list(self.replicas.items()):
             if self.core.models[name].state is not State.STARTING:
-                self._retire_if_outdated(residence.launch)
+                self._retire_if_outdated(replica.launch)
         self.begin()
 
     def drain(self) -> None:
         """Stop servers that are still starting, and start no further template."""
         for name, model in list(self.core.models.items()):
-            if model.state is State.STARTING and name in self.residences:
-                self._tasks.spawn(self.residences[name].end())
+            if model.state is State.STARTING and name in self.replicas:
+                self._tasks.spawn(self.replicas[name].end())
         self.template.drain()
 
     def kill(self) -> None:
         """Stop every server immediately."""
-        for residence in self.residences.values():
-            residence.is_ending = True
-            residence.server.stop()
-            residence.server.stop()
+        for replica in self.replicas.values():
+            replica.is_ending = True
+            replica.server.stop()
+            replica.server.stop()
 
     async def close(self) -> None:
         """Wait until every server and the template have exited."""

@@ -93,7 +93,7 @@ def _format_value(value: object) -> str:
     return value if isinstance(value, str) and value.isalnum() else json.dumps(value)
 
 
-class Tasks:
+class BackgroundTasks:
     """Background tasks of one owner. It holds references to them, because the event loop holds only weak references."""
 
     def __init__(self, log: Log) -> None:

@@ -114,7 +114,7 @@ _TYPES = {
 }
 
 
-def error(status: int, reason: str, hint: str = "") -> bytes:
+def build_error(status: int, reason: str, hint: str = "") -> bytes:
     """Build the JSON body of an error response, with a separate field for the hint."""
     kind = _TYPES.get(status, "BadRequestError" if status < 500 else "ServiceUnavailableError")
     content = {"message": reason, "type": kind, "param": None, "code": status}
@@ -122,7 +122,7 @@ def error(status: int, reason: str, hint: str = "") -> bytes:
     return json.dumps({"error": content}).encode()
 
 
-def refuse(
+def build_error_response(
     status: int,
     reason: str,
     retry_after_s: float | None = None,
@@ -131,16 +131,16 @@ def refuse(
 ) -> Response:
     """Build a complete error response, which is also an ASGI application."""
     retry = {} if retry_after_s is None else {"retry-after": str(max(1, ceil(retry_after_s)))}
-    content = error(status, reason, hint)
+    content = build_error(status, reason, hint)
     return Response(content, status, {**(headers or {}), **retry}, media_type="application/json")
 
 
-def event(data: bytes) -> bytes:
+def format_event(data: bytes) -> bytes:
     """Format `data` as one server-sent event."""
     return b"data: " + b"\ndata: ".join(data.splitlines() or [b""]) + b"\n\n"
 
 
-def comment(text: str) -> bytes:
+def format_comment(text: str) -> bytes:
     """Format a server-sent-events comment, which keeps the connection alive and is ignored by clients."""
     return b": " + text.encode() + b"\n\n"
 
@@ -202,13 +202,13 @@ def choose_request_id(scope: Scope) -> bytes:
     return given if _REQUEST_ID.fullmatch(given) else uuid4().hex.encode()
 
 
-def forward_request(scope: Scope, number: bytes, key: str) -> Headers:
+def filter_request_headers(scope: Scope, number: bytes, key: str) -> Headers:
     """Return the headers that the server receives, with the request ID `number` and the server's own API key, if any."""
     given = [(name, value) for name, value in scope["headers"] if name not in _NOT_SENT]
-    return [*given, *present_key(key), (b"x-request-id", number)]
+    return [*given, *build_auth_header(key), (b"x-request-id", number)]
 
 
-def present_key(key: str) -> Headers:
+def build_auth_header(key: str) -> Headers:
     """Return the Authorization header with a server's own API key; empty without a key."""
     return [(b"authorization", b"Bearer " + key.encode())] if key else []
 
@@ -221,7 +221,7 @@ def find_server_key(args: Arguments) -> str:
     return str(keys) if keys else environment.VLLM_API_KEY.read()
 
 
-def forward_response(headers: Headers, *, streams: bool) -> Headers:
+def filter_response_headers(headers: Headers, *, streams: bool) -> Headers:
     """Return the server's headers that the client receives; with `streams`, disable buffering by proxies."""
     passed = [(name.lower(), value) for name, value in headers if name.lower() not in _NOT_PASSED]
     return [*passed, UNBUFFERED] if streams else passed

@@ -23,7 +23,7 @@ Document = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class StatusMetric:
     """Metric with the value at `path` in the status document, such as `host.memory_bytes`. Text counts as 1, and "" as 0.
 
     A path into a list, such as `models.held`, yields one value for each model that has the field; a mapping yields one
@@ -58,25 +58,27 @@ class Figure:
 
 
 REFUSED = "Number of rejected requests, by HTTP status."
-IN_FLIGHT = Figure("model_in_flight", "Number of requests in progress.", "models.in_flight")
+IN_FLIGHT = StatusMetric("model_in_flight", "Number of requests in progress.", "models.in_flight")
 HOST = (
-    Figure("memory_limit_bytes", "Memory limit for all models.", "host.memory_bytes"),
-    Figure("memory_used_bytes", "Reserved memory.", "host.memory_used_bytes"),
-    Figure(
+    StatusMetric("memory_limit_bytes", "Memory limit for all models.", "host.memory_bytes"),
+    StatusMetric("memory_used_bytes", "Reserved memory.", "host.memory_used_bytes"),
+    StatusMetric(
         "runtime_template_bytes", "Reserved memory of the runtime template.", "host.runtime_template_bytes"
     ),
-    Figure(
+    StatusMetric(
         "client_keys_refused", "1 while the client key file cannot be used, else 0.", "host.client_keys_error"
     ),
-    Figure("requests", "Number of requests for a known model.", "requests.total", counts=True),
-    Figure("hits", "Number of requests whose model was ready.", "requests.hits", counts=True),
-    Figure("departures", "Number of times that a model left its tier.", "starts.departures", counts=True),
-    Figure("refused", REFUSED, "requests.refused", counts=True),
-    Figure("model_held", "Number of requests that wait for the model.", "models.held"),
+    StatusMetric("requests", "Number of requests for a known model.", "requests.total", counts=True),
+    StatusMetric("hits", "Number of requests whose model was ready.", "requests.hits", counts=True),
+    StatusMetric(
+        "departures", "Number of times that a model left its tier.", "starts.departures", counts=True
+    ),
+    StatusMetric("refused", REFUSED, "requests.refused", counts=True),
+    StatusMetric("model_held", "Number of requests that wait for the model.", "models.held"),
     IN_FLIGHT,
-    Figure("model_held_bytes", "Memory reserved for the model.", "models.held_bytes"),
-    Figure("model_gpu_memory_bytes", "GPU memory of the model's server.", "models.gpu_memory_bytes"),
-    Figure(
+    StatusMetric("model_held_bytes", "Memory reserved for the model.", "models.held_bytes"),
+    StatusMetric("model_gpu_memory_bytes", "GPU memory of the model's server.", "models.gpu_memory_bytes"),
+    StatusMetric(
         "model_state", "1 for the state of the model, else 0.", "models.state", choices=(*map(str, State),)
     ),
 )
@@ -89,23 +91,23 @@ class Metrics(Collector):
         self,
         status: Callable[[], Document],
         prefix: str = "coldstart_host_",
-        figures: Iterable[Figure] = HOST,
+        figures: Iterable[StatusMetric] = HOST,
     ) -> None:
         self._status, self._prefix, self._figures = status, prefix, figures
         self.registry = CollectorRegistry()
-        self._responses = self.counter(
+        self._responses = self.add_counter(
             "responses",
             "Number of responses, by HTTP status (499: the client disconnected).",
             "model",
             "code",
         )
-        self._queued = self.histogram("queued_seconds", "Time until the request was forwarded.", "model")
-        self._first = self.histogram(
+        self._queued = self.add_histogram("queued_seconds", "Time until the request was forwarded.", "model")
+        self._first = self.add_histogram(
             "time_to_first_token_seconds",
             "Time to the first chunk, the start of the model included.",
             "model",
         )
-        self._clients = self.counter(
+        self._clients = self.add_counter(
             "client_requests",
             "Number of requests with a client's own key: admitted or other_model (not allowed).",
             "client",
@@ -113,11 +115,11 @@ class Metrics(Collector):
         )
         self.registry.register(self)
 
-    def counter(self, name: str, about: str, *labels: str, prefix: str = "") -> Counter:
+    def add_counter(self, name: str, about: str, *labels: str, prefix: str = "") -> Counter:
         """Return a new counter."""
         return Counter((prefix or self._prefix) + name, about, labels, registry=self.registry)
 
-    def histogram(self, name: str, about: str, *labels: str, prefix: str = "") -> Histogram:
+    def add_histogram(self, name: str, about: str, *labels: str, prefix: str = "") -> Histogram:
         """Return a new histogram of seconds."""
         name = (prefix or self._prefix) + name
         return Histogram(name, about, labels, buckets=BUCKETS_S, registry=self.registry)
@@ -152,25 +154,27 @@ class Metrics(Collector):
         return generate_latest(self.registry)
 
 
-class Record:
+class EventRecorder:
     """Recorder of the events of one host: updates facts and metrics, and writes the log."""
 
     def __init__(self, log: Log, facts: HostFacts, status: Callable[[], Mapping[str, Any]]) -> None:
         self.log, self.facts = log, facts
         self.metrics = metrics = Metrics(status)
-        self._starts = metrics.histogram("start_seconds", "Duration of successful starts.", "model", "mode")
-        self._phases = metrics.histogram(
+        self._starts = metrics.add_histogram(
+            "start_seconds", "Duration of successful starts.", "model", "mode"
+        )
+        self._phases = metrics.add_histogram(
             "start_phase_seconds",
             "Time in a phase of a successful start; a phase can contain others.",
             "phase",
             "mode",
             prefix="coldstart_",
         )
-        self._failed = metrics.counter("failed_starts", "Number of failed starts.", "model")
-        self._missed = metrics.counter(
+        self._failed = metrics.add_counter("failed_starts", "Number of failed starts.", "model")
+        self._missed = metrics.add_counter(
             "prewarms_missed", "Number of scheduled moments at which the model did not start.", "model"
         )
-        self._fallbacks = metrics.counter(
+        self._fallbacks = metrics.add_counter(
             "fallbacks",
             "Number of fallbacks of successful starts, by section of the bundle or start mode.",
             "section",
@@ -223,7 +227,7 @@ class Record:
         facts = self.facts.get_model(name)
         facts.mode = facts.pid = facts.gpu_memory_bytes = None
 
-    def describe(self, file: HostFile) -> None:
+    def register_models(self, file: HostFile) -> None:
         """Register the models of a new configuration in the status table."""
         for name, launch in file.catalogue.launches.items():
             # Prometheus sees no increase in a counter whose first value is 1.

@@ -106,7 +106,7 @@ def choose_profile(launch: Launch, found: Lookup, memory: int | None = None) -> 
     if proof and (known := memory or (proof.memory_bytes if on_cpu else proof.device_bytes)):
         return Profile(known, proof.ready_s, "bundle")
     if on_cpu:
-        return assumed(launch, found.model.path)
+        return estimate_profile(launch, found.model.path)
     if memory:
         return Profile(memory, ASSUMED_START_S, "assumed")
     raise UsageError(
@@ -115,14 +115,14 @@ def choose_profile(launch: Launch, found: Lookup, memory: int | None = None) -> 
     )
 
 
-def weights_bytes(model: Path | None) -> int:
+def measure_weights(model: Path | None) -> int:
     """Return the size of the weights in a model directory in bytes; 0 without weights."""
     return 0 if model is None else sum(file.stat().st_size for file in weight_files(model))
 
 
-def assumed(launch: Launch, model: Path | None) -> Profile:
+def estimate_profile(launch: Launch, model: Path | None) -> Profile:
     """Estimate a profile from the sizes of weights and KV cache. Raises UsageError without local weights."""
-    weights = weights_bytes(model)
+    weights = measure_weights(model)
     if not weights:
         raise UsageError(
             f"models.{launch.name}: its memory is unknown: no bundle records it, and there are no local weights",
@@ -132,7 +132,7 @@ def assumed(launch: Launch, model: Path | None) -> Profile:
     return Profile(weights + kv + ASSUMED_RUNTIME, ASSUMED_START_S, "assumed")
 
 
-def limit_devices(file: HostFile) -> HostFile:
+def set_device_memory(file: HostFile) -> HostFile:
     """Set the memory per device to that of the smallest device that models use, unless the configuration sets it.
 
     Raises UsageError if a model uses a device that the host cannot see.
@@ -157,7 +157,7 @@ def limit_devices(file: HostFile) -> HostFile:
     return replace(file, settings=replace(file.settings, device_memory=smallest))
 
 
-def show_devices(launch: Launch) -> Mapping[str, str]:
+def build_device_environment(launch: Launch) -> Mapping[str, str]:
     """Return the environment variables that restrict a server to its devices; empty if it can use all."""
     if not launch.devices:
         return {}
@@ -167,8 +167,8 @@ def show_devices(launch: Launch) -> Mapping[str, str]:
     return {str(environment.CUDA_VISIBLE_DEVICES): ",".join(shown)}
 
 
-class Meter:
-    """Meter of the memory of a process and its descendants, in bytes; None if it cannot be measured.
+class MemoryMeter:
+    """MemoryMeter of the memory of a process and its descendants, in bytes; None if it cannot be measured.
 
     Its methods raise ProcessLookupError if the process has exited.
     """
@@ -176,10 +176,10 @@ class Meter:
     def __init__(self, *, on_cpu: bool = False) -> None:
         self.on_cpu = on_cpu
 
-    def process_memory(self, pid: int) -> int | None:
+    def measure_process(self, pid: int) -> int | None:
         """Return the proportional set size on the CPU; None on a GPU, where reservations keep their estimates."""
         return processes.measure_pss_bytes(processes.list_tree(pid)) if self.on_cpu else None
 
-    def gpu_memory(self, pid: int) -> int | None:
+    def measure_gpu(self, pid: int) -> int | None:
         """Return the GPU memory that the driver reports; None on the CPU."""
         return None if self.on_cpu else nvml.read_tree_memory(pid)

@@ -21,17 +21,17 @@ from typing import Any
 import uvloop
 
 from coldstart.errors import UsageError
-from coldstart.host.configuration import KINDS, HostFile, describe_changes
+from coldstart.host.configuration import CHANGE_KINDS, HostFile, describe_changes
 from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.events import Failure
 from coldstart.host.live.app import HEARTBEAT_S, Gateway
 from coldstart.host.live.driver import Driver
-from coldstart.host.live.host_routes import host_routes, process_routes
+from coldstart.host.live.host_routes import create_host_routes, create_process_routes
 from coldstart.host.live.http_server import create_server, format_url, listen
 from coldstart.host.live.lifecycle import STOPPING
-from coldstart.host.live.log import Log, Tasks, capture_loggers, describe_failure
-from coldstart.host.live.profiles import Meter, find_template_bytes
-from coldstart.host.live.servers import Starter, own_directory
+from coldstart.host.live.log import BackgroundTasks, Log, capture_loggers, describe_failure
+from coldstart.host.live.profiles import MemoryMeter, find_template_bytes
+from coldstart.host.live.servers import Starter, create_host_directory
 from coldstart.system import runtime
 from coldstart.system.file_state import find_state
 from coldstart.system.paths import Cache
@@ -64,7 +64,7 @@ class ModelHost:
         self.file, self.source, self.options = file, source, options
         self.log, self.announce = log, announce
         self.caught: list[int] = []
-        self._tasks = Tasks(log)
+        self._tasks = BackgroundTasks(log)
         # Record the state now, so that a change before the first check is detected.
         self._known = options.config and find_state(options.config)
 
@@ -76,7 +76,7 @@ class ModelHost:
         with (
             capture_loggers(self.log),
             listen(self.options.endpoint) as sock,
-            own_directory() as directory,
+            create_host_directory() as directory,
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
             runner.run(self._main(sock, directory))
@@ -86,7 +86,7 @@ class ModelHost:
         options = self.options
         starter = Starter(directory, options.cache, offline=options.offline)
         starter.warm()
-        meter = Meter(on_cpu=runtime.targets_cpu())
+        meter = MemoryMeter(on_cpu=runtime.targets_cpu())
         self.driver = Driver(
             self.file, starter, log=self.log, meter=meter, template_bytes=find_template_bytes()
         )
@@ -94,9 +94,12 @@ class ModelHost:
             self.driver,
             heartbeat_s=self.options.heartbeat_s,
             endpoint=self.options.endpoint,
-            routes=[*host_routes(self.driver), *process_routes(self.reload, self._stop_on_request)],
+            routes=[
+                *create_host_routes(self.driver),
+                *create_process_routes(self.reload, self._stop_on_request),
+            ],
         )
-        self.server = create_server(self.gateway, self._look_at_file)
+        self.server = create_server(self.gateway, self._check_file)
         self._facts(sock)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -148,7 +151,7 @@ class ModelHost:
             self._stop(signal.SIGTERM)
         return sum(len(model.in_flight) for model in self.driver.core.models.values())
 
-    def _look_at_file(self) -> None:
+    def _check_file(self) -> None:
         """Reload the configuration file if it has changed."""
         seen = self.options.config and find_state(self.options.config)
         if seen is not None and seen != self._known:
@@ -190,7 +193,7 @@ class ModelHost:
         if facts.stopping:
             raise UsageError(STOPPING)
         changes, self.file = describe_changes(self.file, file), file
-        found = {kind: changes[kind] for kind in KINDS if changes[kind]}
+        found = {kind: changes[kind] for kind in CHANGE_KINDS if changes[kind]}
         facts.config_error, facts.config_loaded_unix_s = "", time.time()
         self.log.write("configuration read", models=changes["models"], **found)
         for name in {*changes["added"], *changes["changed"]} & file.argument_sources.keys():

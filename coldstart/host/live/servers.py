@@ -189,7 +189,7 @@ PATIENCE_S = 20.0
 FORCE_S = 5.0
 
 
-async def end_by_force(server: ModelServer) -> None:
+async def stop_by_force(server: ModelServer) -> None:
     """Ask a server to exit, then have its supervisor stop it by force, then kill all its processes; return after its exit."""
     for ask, wait_s in ((server.stop, PATIENCE_S), (server.stop, FORCE_S), (server.kill, None)):
         ask()
@@ -198,10 +198,10 @@ async def end_by_force(server: ModelServer) -> None:
 
 
 # Number of checks during the timeout after which a server counts as hung.
-INTERVALS = 4
+CHECKS_PER_TIMEOUT = 4
 
 
-async def find_hang(
+async def await_hang(
     server: ModelServer, place: Path | tuple[str, int] | None, timeout_s: Callable[[], float]
 ) -> str:
     """Wait until the server hangs, and return the reason. `place` is the address of its API server; None if it has none.
@@ -212,8 +212,8 @@ async def find_hang(
     probe = Upstream(place) if place is not None else None
     before, failed = "", 0
     try:
-        while failed <= INTERVALS:
-            interval_s = timeout_s() / INTERVALS
+        while failed <= CHECKS_PER_TIMEOUT:
+            interval_s = timeout_s() / CHECKS_PER_TIMEOUT
             _, fault = await asyncio.gather(asyncio.sleep(interval_s), _find_fault(server, probe, interval_s))
             failed = failed + 1 if fault and fault == before else int(bool(fault))
             before = fault
@@ -350,7 +350,7 @@ class Starter:
             await asyncio.to_thread(scratch.remove_dead_directories)
 
 
-def own_directory() -> AbstractContextManager[Path]:
+def create_host_directory() -> AbstractContextManager[Path]:
     """Return a context manager that creates a directory for sockets and logs, and deletes directories of killed hosts.
 
     Raises OSError.

@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Collection
 
 from coldstart.host.launches import FORKED, Launch
-from coldstart.host.live.log import Log, Tasks
-from coldstart.host.live.servers import ModelServer, Starter, StartFailedError, end_by_force
+from coldstart.host.live.log import BackgroundTasks, Log
+from coldstart.host.live.servers import ModelServer, Starter, StartFailedError, stop_by_force
 from coldstart.host.live.starter import StartOrder
 from coldstart.host.specification import HostSettings
 from coldstart.host.status import HostFacts
@@ -31,7 +31,7 @@ class RuntimeTemplate:
         self._all: set[ModelServer] = set()
         self._launches: list[Launch] = []
         self._ready_timeout_s, self._is_draining, self._tried = 0.0, False, 0
-        self._tasks = Tasks(log)
+        self._tasks = BackgroundTasks(log)
         self._again: asyncio.TimerHandle | None = None
 
     def configure(self, launches: Collection[Launch], settings: HostSettings) -> None:
@@ -108,5 +108,5 @@ class RuntimeTemplate:
         """Stop the template and all servers that were forked from it."""
         self.drain()
         for process in list(self._all):
-            await end_by_force(process)
+            await stop_by_force(process)
         await self._tasks.wait()

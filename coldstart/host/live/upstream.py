@@ -48,7 +48,7 @@ class StreamInterruptedError(Exception):
     """The response was interrupted, and the exchange must continue it at another replica; all earlier data was delivered."""
 
 
-class UpstreamAnswer:
+class UpstreamResponse:
     """Response of a server, an async context manager: on entry the headers are complete, on exit the connection is freed."""
 
     def __init__(self, upstream: Upstream, pending: asyncio.Task[aiohttp.ClientResponse]) -> None:
@@ -57,7 +57,7 @@ class UpstreamAnswer:
         self._interrupted = self._waits = False
         self.status = 0
         self.headers: list[Header] = []
-        upstream.answers.add(self)
+        upstream.responses.add(self)
 
     async def __aenter__(self) -> Self:
         try:
@@ -77,11 +77,11 @@ class UpstreamAnswer:
         self.abort()
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether the full response has arrived."""
         return self._response is not None and self._response.content.is_eof()
 
-    async def piece(self) -> bytes:
+    async def read_chunk(self) -> bytes:
         """Return the data that arrived since the last call; empty at the end of the response.
 
         Raises:
@@ -105,7 +105,7 @@ class UpstreamAnswer:
     async def read(self) -> bytes:
         """Return the full response body."""
         parts = []
-        while part := await self.piece():
+        while part := await self.read_chunk():
             parts.append(part)
         return b"".join(parts)
 
@@ -119,7 +119,7 @@ class UpstreamAnswer:
 
     def abort(self) -> None:
         """Close the connection unless the response was read to its end."""
-        self._upstream.answers.discard(self)
+        self._upstream.responses.discard(self)
         if self._response is None:
             self._pending.cancel()
             with suppress(asyncio.CancelledError, asyncio.InvalidStateError, aiohttp.ClientError, OSError):
@@ -148,16 +148,16 @@ class Upstream:
     Idle connections are closed after KEEP_ALIVE_S. `responses` are the responses in progress.
     """
 
-    def __init__(self, place: Path | tuple[str, int], *, connect_s: float = CONNECT_S) -> None:
-        self.place, self.connect_s = place, connect_s
-        self._base = "http://server" if isinstance(place, Path) else addresses.build_url(*place)
-        self.answers: set[UpstreamAnswer] = set()
+    def __init__(self, address: Path | tuple[str, int], *, connect_s: float = CONNECT_S) -> None:
+        self.address, self.connect_s = address, connect_s
+        self._base = "http://server" if isinstance(address, Path) else addresses.build_url(*address)
+        self.responses: set[UpstreamResponse] = set()
         self._sessions: dict[float, aiohttp.ClientSession] = {}
         self._closing: list[asyncio.Task[None]] | None = None
 
     async def request(
         self, method: str, target: str, *, headers: Iterable[Header] = (), body: bytes = b""
-    ) -> UpstreamAnswer:
+    ) -> UpstreamResponse:
         """Send a request. Enter the returned context manager to wait for the response headers.
 
         Raises:
@@ -180,7 +180,7 @@ class Upstream:
                     trace_request_ctx=sent,
                 )
             )
-            answer, first = UpstreamAnswer(self, pending), list[asyncio.Future[Any]]((pending, sent))
+            answer, first = UpstreamResponse(self, pending), list[asyncio.Future[Any]]((pending, sent))
             try:
                 await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             except asyncio.CancelledError:
@@ -188,7 +188,7 @@ class Upstream:
                 raise
             if sent.done():
                 return answer
-            self.answers.discard(answer)
+            self.responses.discard(answer)
             error = pending.exception()
             # Connecting to a Unix socket with a full backlog fails immediately under uvloop, so it is retried.
             if not isinstance(error, OSError) or error.errno != errno.EAGAIN:
@@ -200,8 +200,8 @@ class Upstream:
         if silent_s not in self._sessions:
             shared: dict[str, Any] = {"limit": 0, "keepalive_timeout": KEEP_ALIVE_S}
             connector: aiohttp.BaseConnector
-            if isinstance(self.place, Path):
-                connector = aiohttp.UnixConnector(str(self.place), **shared)
+            if isinstance(self.address, Path):
+                connector = aiohttp.UnixConnector(str(self.address), **shared)
             else:
                 connector = aiohttp.TCPConnector(
                     socket_factory=lambda at: _create_socket(at, silent_s), **shared
@@ -220,7 +220,7 @@ class Upstream:
 
     def close(self) -> None:
         """Abort all connections, including those with a request in progress."""
-        for answer in list(self.answers):
+        for answer in list(self.responses):
             answer.abort()
         if self._closing is None:
             loop = asyncio.get_running_loop()
@@ -254,4 +254,4 @@ class Replica:
     def __init__(self, name: str, upstream: Upstream, key: str = "") -> None:
         self.name, self.upstream, self.key = name, upstream, key
         self.mode, self.start_s, self.fault = "", 0.0, ""
-        self.order = asyncio.Lock()
+        self.send_lock = asyncio.Lock()

@@ -7,7 +7,7 @@ from coldstart.host.policies.iam import IAM
 from coldstart.host.policies.predictive import Predictive
 from coldstart.host.policies.protocol import LRU, Costs, ModelCost, Policy
 
-__all__ = ["POLICIES", "Costs", "ModelCost", "Policy", "make"]
+__all__ = ["POLICIES", "Costs", "ModelCost", "Policy", "create_policy"]
 
 POLICIES: dict[str, Callable[[Costs, int], Policy]] = {
     "lru": LRU,
@@ -16,7 +16,7 @@ POLICIES: dict[str, Callable[[Costs, int], Policy]] = {
 }
 
 
-def make(name: str, costs: Costs, capacity: int) -> Policy:
+def create_policy(name: str, costs: Costs, capacity: int) -> Policy:
     """Create the policy `name` for a host with `capacity` bytes of model memory. Raises UsageError for an unknown name."""
     if name not in POLICIES:
         raise UsageError(f"unknown policy {name!r}", hint=f"use one of: {', '.join(POLICIES)}")

@@ -31,7 +31,7 @@ class Driver:
     """Host with two models of 10 bytes in 15 bytes by default; passes events at given times."""
 
     def __init__(self, *specs: ModelSpec, **settings: Any) -> None:
-        specs = specs or (ModelSpec.simple("a", 10, 5.0), ModelSpec.simple("b", 10, 7.0))
+        specs = specs or (ModelSpec.with_two_tiers("a", 10, 5.0), ModelSpec.with_two_tiers("b", 10, 7.0))
         self.core = Core(specs, HostSettings(**{"memory": 15, "policy": "lru", **settings}))
 
     def __call__(self, now: float, *events: Event) -> list[Action]:
@@ -65,7 +65,7 @@ def _brief(actions: list[Action]) -> list[Any]:
 
 
 def _on(name: str, memory: int, *devices: int, **more: Any) -> ModelSpec:
-    return ModelSpec.simple(name, memory, 1.0, devices=devices, **more)
+    return ModelSpec.with_two_tiers(name, memory, 1.0, devices=devices, **more)
 
 
 def test_a_model_on_two_devices_evicts_what_each_device_needs() -> None:
@@ -133,7 +133,7 @@ def test_pending_request_is_refused_after_its_time_limit() -> None:
 
 
 def test_idle_models_stop_after_their_time() -> None:
-    specs = [ModelSpec.simple(name, 5, 1.0, idle_s=60.0) for name in "ab"]
+    specs = [ModelSpec.with_two_tiers(name, 5, 1.0, idle_s=60.0) for name in "ab"]
     host = Driver(*specs)
     for time, name in enumerate("ab"):
         host.up(name, float(time))
@@ -167,7 +167,7 @@ def test_reconfiguration_adds_and_removes_models_after_their_streams() -> None:
     host = Driver()
     host.up("a", 1.0)
     host(2.0, RequestArrived("stream", "a"))
-    new = ConfigurationChanged((ModelSpec.simple("c", 5, 1.0),))
+    new = ConfigurationChanged((ModelSpec.with_two_tiers("c", 5, 1.0),))
     assert host(3.0, new) == []
     assert _brief(host(4.0, RequestArrived("r", "a"), RequestArrived("s", "c"))) == [(404, "r"), _start("c")]
     assert _brief(host(5.0, RequestEnded("stream"))) == [("leave", "a", "stopped")]

@@ -157,11 +157,13 @@ class Host(RuleBasedStateMachine):
     def memory_adds_up(self) -> None:
         for memory in (self.core.residents.device, self.core.residents.host_memory):
             for place in memory.list_places():
-                used = sum(memory.reserved(name, place) for name in NAMES)
+                used = sum(memory.reserved_bytes(name, place) for name in NAMES)
                 assert used == memory.limit(place) - memory.free(place) <= memory.limit(place)
         for name, model in self.core.models.items():
             if model.resident:
-                assert self.core.residents.device.reserved(name) == model.observed.memory or self.leaving
+                assert (
+                    self.core.residents.device.reserved_bytes(name) == model.observed.memory or self.leaving
+                )
 
     @invariant()
     def order_is_kept(self) -> None:

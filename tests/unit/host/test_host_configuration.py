@@ -33,7 +33,7 @@ def test_example_of_the_documentation_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "no model: the table .models.NAME. is missing"),
+        ("", "no model is configured: the table .models.NAME. is missing"),
         (MODEL, "missing key memory"),
         ('memory = "1GiB"\npolice = "lru"\n' + MODEL, "unknown key police"),
         ('memory = "1GiB"\npolicy = "arc"\n' + MODEL, "policy: unknown policy 'arc'"),
@@ -55,7 +55,7 @@ def test_example_of_the_documentation_is_read(tmp_path: Path) -> None:
         ),
         (
             'memory = "1GiB"\n' + MODEL + 'tiers = [{name = "x", memory = "2GiB", penalty_s = 1}]\n',
-            "models.m.tiers: x uses more memory than awake",
+            "models.m.tiers: x uses more memory or has a shorter penalty than awake",
         ),
         (
             'memory = "1GiB"\n' + MODEL + 'tiers = [{name = "awake", memory = 5, penalty_s = 1}]\n',
@@ -70,7 +70,7 @@ def test_example_of_the_documentation_is_read(tmp_path: Path) -> None:
             'memory = "1GiB"\n' + MODEL + 'tiers = [{name = "x", memory = 5}]\n',
             r"models\.m\.tiers\[0\]: missing key penalty_s",
         ),
-        ('memory = "1GiB"\nmodels = 3\n', "no model: the table .models.NAME. is missing"),
+        ('memory = "1GiB"\nmodels = 3\n', "no model is configured: the table .models.NAME. is missing"),
         ('memory = "1GiB"\n[models]\nm = 3\n', "models.m: expected a table, found 3"),
         ('memory = "1GiB"\n' + MODEL + "tiers = [3]\n", r"models\.m\.tiers\[0\]: expected a table, found 3"),
         ('memory = "1GiB"\nresume_streams = 1\n' + MODEL, "resume_streams: expected `bool`, got `int`"),

@@ -15,7 +15,7 @@ from coldstart.host.specification import HostSettings, ModelSpec
 from coldstart.lab.host import simulate
 from coldstart.lab.records import ModelRequest
 
-A, B = ModelSpec.simple("a", 10, 5.0), ModelSpec.simple("b", 10, 7.0)
+A, B = ModelSpec.with_two_tiers("a", 10, 5.0), ModelSpec.with_two_tiers("b", 10, 7.0)
 
 
 def _settings(**given: object) -> HostSettings:
@@ -62,7 +62,7 @@ def test_distant_requests_give_the_results_of_the_untimed_cache(policy: str) -> 
     cache = ShadowCache(POLICIES[policy](costs, capacity), costs, capacity)
     for time, model in asked:
         cache.request(model, time)
-    specs = [ModelSpec.simple(name, cost.memory, cost.penalty_s) for name, cost in costs.items()]
+    specs = [ModelSpec.with_two_tiers(name, cost.memory, cost.penalty_s) for name, cost in costs.items()]
     done = simulate(
         [ModelRequest(t, m, 0.5) for t, m in asked], specs, _settings(memory=capacity, policy=policy)
     )
@@ -72,7 +72,7 @@ def test_distant_requests_give_the_results_of_the_untimed_cache(policy: str) -> 
 
 def test_the_first_start_of_a_model_replaces_its_estimate() -> None:
     """A bundle's start may import vLLM and take 20 s where the host's forked one takes 1 s."""
-    core = Core([ModelSpec.simple("a", 10, 20.0)], _settings())
+    core = Core([ModelSpec.with_two_tiers("a", 10, 20.0)], _settings())
     for request, (seconds, known) in enumerate(((1.0, 1.0), (4.0, 2.0))):
         now = 100.0 * request
         core.handle(RequestArrived(str(request), "a"), now)

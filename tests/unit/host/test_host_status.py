@@ -13,7 +13,7 @@ from coldstart.host.status import HostFacts, estimate_progress
 
 def _host() -> tuple[Core, HostFacts]:
     core = Core(
-        [ModelSpec.simple("a", 10, 5.0, idle_s=60.0), ModelSpec.simple("b", 10, 7.0)],
+        [ModelSpec.with_two_tiers("a", 10, 5.0, idle_s=60.0), ModelSpec.with_two_tiers("b", 10, 7.0)],
         HostSettings(memory=15, policy="lru"),
     )
     facts = HostFacts(url="http://127.0.0.1:8000", pid=7, began=1.0)
@@ -24,7 +24,7 @@ def _host() -> tuple[Core, HostFacts]:
 def test_a_request_that_waits_and_a_model_that_starts() -> None:
     core, facts = _host()
     core.handle(RequestArrived("1", "a"), 2.0)
-    said = status.document(core, facts, 4.0, 1e9)
+    said = status.build_status(core, facts, 4.0, 1e9)
     assert said["requests"] == {
         "total": 1, "hits": 0, "hit_ratio": 0.0, "held": 1, "in_flight": 0, "refused": {}
     }  # fmt: skip
@@ -43,7 +43,7 @@ def test_a_request_that_waits_and_a_model_that_starts() -> None:
 
 
 def test_progress_follows_the_start_time_of_the_model() -> None:
-    core = Core([ModelSpec.simple("a", 10, 8.0)], HostSettings(memory=15, policy="lru"))
+    core = Core([ModelSpec.with_two_tiers("a", 10, 8.0)], HostSettings(memory=15, policy="lru"))
     model = core.models["a"]
 
     def progress(now: float) -> tuple[str, float | None, float | None]:

@@ -18,13 +18,15 @@ def test_every_name_leads_to_its_model_under_the_name_its_server_knows() -> None
     tuned = _launch("a", "--lora-modules", "x=/x", '{"name": "y", "path": "/y"}', aliases=("alpha",))
     named = _launch("b", "--served-model-name", "first", "second")
     catalogue = Catalogue([tuned, named])
-    routes = {name: catalogue.route(name) for name in ("a", "alpha", "x", "y", "b", "first", "second")}
+    routes = {
+        name: catalogue.find_destination(name) for name in ("a", "alpha", "x", "y", "b", "first", "second")
+    }
     assert routes == {
         "a": Destination("a", "a"), "alpha": Destination("a", "a"), "x": Destination("a", "x"), "y": Destination("a", "y"),
         "b": Destination("b", "first"), "first": Destination("b", "first"), "second": Destination("b", "first"),
     }  # fmt: skip
-    assert catalogue.route("nobody") is None and catalogue.route(None) is None
-    assert Catalogue([tuned]).route(None) == Destination("a", "a")
+    assert catalogue.find_destination("nobody") is None and catalogue.find_destination(None) is None
+    assert Catalogue([tuned]).find_destination(None) == Destination("a", "a")
     assert named.served_names == ("first", "second")
 
 

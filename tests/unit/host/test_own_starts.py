@@ -24,7 +24,7 @@ from coldstart.host.events import (
 )
 from coldstart.host.specification import HostSettings, ModelSpec
 
-A, B = ModelSpec.simple("a", 10, 5.0, idle_s=100.0), ModelSpec.simple("b", 10, 7.0)
+A, B = ModelSpec.with_two_tiers("a", 10, 5.0, idle_s=100.0), ModelSpec.with_two_tiers("b", 10, 7.0)
 
 
 class Host:
@@ -48,7 +48,7 @@ class Host:
 
 
 def test_default_model_evicts_nothing_and_waits_for_requests() -> None:
-    host = Host(A, B, ModelSpec.simple("c", 4, 1.0), default_model="b")
+    host = Host(A, B, ModelSpec.with_two_tiers("c", 4, 1.0), default_model="b")
     assert host(0.0, RequestArrived("1", "a")) == ["StartModel a"]
     host(1.0, ModelReady("a", 1.0))
     assert host(2.0, RequestEnded("1")) == []
@@ -80,7 +80,7 @@ def test_order_renews_the_idle_time_of_a_model_that_is_ready() -> None:
 def test_request_without_a_model_goes_to_the_default_model() -> None:
     models = {name: {"memory": 1, "start_s": 1.0} for name in "ab"}
     table = {"memory": 15, "default_model": "b", "models": models}
-    route = configuration.parse(table).catalogue.route
+    route = configuration.parse(table).catalogue.find_destination
     assert (getattr(route(None), "model", None), route("")) == ("b", None)
     with pytest.raises(UsageError, match="default_model: unknown model 'c'"):
         configuration.parse({**table, "default_model": "c"})

@@ -133,7 +133,7 @@ def test_weights_that_are_lost_while_the_server_starts_are_read_from_the_models_
     one.running.process.signal(signal.SIGKILL)
     one.running.process.wait()
     (step,) = [step for step in one.unused.fallbacks if step.stage == "weights"]
-    assert "does not match its digest" in step.reason and "own directory is read" in step.reason
+    assert "does not match its digest" in step.reason and "read from the model's directory" in step.reason
     assert one.mode == "fresh" and one.plan.weights_from is None
     assert one.plan.vllm_args.value("model") == str(lookup.model.path)
 

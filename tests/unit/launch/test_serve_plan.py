@@ -136,7 +136,7 @@ class _Bundle:
 @pytest.fixture
 def lookup(model: ResolvedModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> Lookup:
     monkeypatch.setattr(resolution, "ensure_weights", lambda model, offline: model)
-    monkeypatch.setattr(planning.prepare, "prepare", lambda *arguments, **options: PLANNED)
+    monkeypatch.setattr(planning.prepare, "plan_with_bundle", lambda *arguments, **options: PLANNED)
     return Lookup(model, Arguments(), Cache.at(), key(), cast(Any, _Bundle()))
 
 

@@ -155,7 +155,7 @@ def test_other_tokens_end_the_restored_server_before_the_start_goes_on(
     monkeypatch.setenv("FAKE_SNAPSHOT", "other-tokens")
     server = start()
     assert server.mode == "fresh" and all(map(has_ended, snapshot))
-    assert "other tokens than the bundle's canary" in server.fallbacks[0].reason
+    assert "tokens differ from the bundle's canary" in server.fallbacks[0].reason
 
 
 def test_a_failed_restore_is_a_fallback_with_vllms_reason(

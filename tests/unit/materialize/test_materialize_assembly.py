@@ -116,8 +116,8 @@ def test_the_error_of_a_proof_start_names_the_unused_sections(
     (materialization.out / "compile").mkdir()
     process = SimpleNamespace(pid=os.getpid(), signal=lambda number: None, wait=lambda: 0)
     running = SimpleNamespace(report={"fast_path": {}, "fallbacks": []}, ready_s=1.0)
-    monkeypatch.setattr(assembly.server_process, "fresh", lambda plan, output: (process, None))
-    monkeypatch.setattr(assembly.server_process, "acknowledged", lambda *_: running)
+    monkeypatch.setattr(assembly.server_process, "start_fresh", lambda plan, output: (process, None))
+    monkeypatch.setattr(assembly.server_process, "await_readiness", lambda *_: running)
     with pytest.raises(ProofFailedError, match="the end of its log") as caught:
         materialization._run_test_start()
     assert caught.value.unused == ["compile"]
@@ -153,8 +153,8 @@ def test_the_proof_start_records_its_peak_on_the_devices(
     monkeypatch.setattr(nvml.PeakMemory, "INTERVAL_S", 0.01)
     monkeypatch.setattr(nvml.PeakMemory, "_sample", note)
     monkeypatch.setattr(runtime, "targets_cpu", lambda: on_cpu)
-    monkeypatch.setattr(assembly.server_process, "fresh", lambda plan, output: (process, None))
-    monkeypatch.setattr(assembly.server_process, "acknowledged", become_ready)
+    monkeypatch.setattr(assembly.server_process, "start_fresh", lambda plan, output: (process, None))
+    monkeypatch.setattr(assembly.server_process, "await_readiness", become_ready)
     monkeypatch.setattr(assembly.Timeline, "read", lambda _: assembly.Timeline())
     stages = materialization._run_test_start()
     assert stages["device_bytes"] == (None if on_cpu else 10 * GIB) and stages["memory_bytes"] > 0

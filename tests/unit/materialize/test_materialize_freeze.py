@@ -44,7 +44,7 @@ def test_snapshot_directory_stays_during_another_materialization(
 
     monkeypatch.setattr(materialize.process_snapshot, "freeze", frozen)
     monkeypatch.setattr(materialize.fetch, "choose_weights_source", lambda _: None)
-    monkeypatch.setattr(materialize.prepare, "prepare", lambda *_, **__: LaunchPlan(Arguments()))
+    monkeypatch.setattr(materialize.prepare, "plan_with_bundle", lambda *_, **__: LaunchPlan(Arguments()))
     lookup: Any = SimpleNamespace(store=store, cache=cache)
     assert not materialize.has_snapshot(lookup, bundle)
 

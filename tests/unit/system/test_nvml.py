@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 from support.fake_nvml import A100, GIB, H200, Fake
 
-from coldstart.host.live.profiles import Meter
+from coldstart.host.live.profiles import MemoryMeter
 from coldstart.system.devices import nvml
 
 RETURN_CODES = [2, 4, 5, 7, 9, 10, 11, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 999]
@@ -126,8 +126,8 @@ def test_memory_of_a_tree_is_summed_over_its_processes_and_devices(fake: Fake) -
         fake.run(0, grandchild, 2 * GIB)
         fake.run(1, grandchild, 4 * GIB)
         assert nvml.read_process_memory() == {OWN: GIB, ANY: 8 * GIB, grandchild: 6 * GIB}
-        assert Meter().gpu_memory(OWN) == 7 * GIB
-        assert Meter().gpu_memory(grandchild) == 6 * GIB
+        assert MemoryMeter().measure_gpu(OWN) == 7 * GIB
+        assert MemoryMeter().measure_gpu(grandchild) == 6 * GIB
 
 
 def test_instances_of_a_divided_device_are_asked(fake: Fake) -> None:
@@ -136,14 +136,14 @@ def test_instances_of_a_divided_device_are_asked(fake: Fake) -> None:
         fake.add(parent=0)
     fake.run(1, OWN, GIB)
     fake.run(2, OWN, 2 * GIB)
-    assert Meter().gpu_memory(OWN) == 3 * GIB
+    assert MemoryMeter().measure_gpu(OWN) == 3 * GIB
 
 
 def test_processes_of_another_pid_namespace_are_no_figure(fake: Fake) -> None:
     fake.add()
     fake.run(0, OWN, GIB)
     fake.run(0, FOREIGN, GIB)
-    assert nvml.read_process_memory() == {} and Meter().gpu_memory(OWN) is None
+    assert nvml.read_process_memory() == {} and MemoryMeter().measure_gpu(OWN) is None
 
 
 @pytest.mark.parametrize("code", [2, 3, 4, 13, 15, 999])
@@ -153,7 +153,7 @@ def test_device_that_does_not_answer_is_no_figure(fake: Fake, name: str, code: i
     fake.add()
     fake.run(0, OWN, GIB)
     fake.fail(name, code, device=1)
-    assert Meter().gpu_memory(OWN) is None
+    assert MemoryMeter().measure_gpu(OWN) is None
 
 
 @pytest.mark.parametrize("code", [9, 12, 999])
@@ -161,11 +161,11 @@ def test_library_without_a_driver_is_no_figure(fake: Fake, code: int) -> None:
     fake.add()
     fake.run(0, OWN, GIB)
     fake.fail("nvmlInitWithFlags", code)
-    assert Meter().gpu_memory(OWN) is None
+    assert MemoryMeter().measure_gpu(OWN) is None
 
 
 def test_ended_process_is_reported(fake: Fake) -> None:
     fake.add()
     fake.run(0, OWN, GIB)
     with pytest.raises(ProcessLookupError):
-        Meter().gpu_memory(FOREIGN)
+        MemoryMeter().measure_gpu(FOREIGN)

@@ -12,7 +12,7 @@ import pytest
 from coldstart.commands import cli
 
 from coldstart.errors import UsageError
-from coldstart.host.live.servers import own_directory
+from coldstart.host.live.servers import create_host_directory
 from coldstart.system import paths
 from coldstart.system.paths import Cache
 from coldstart.system.proc import scratch
@@ -70,7 +70,7 @@ def test_servers_have_room_for_vllms_sockets(
         _bind(Path(os.environ[scratch.SOCKETS_VARIABLE]) / str(uuid4()))
         assert Path(tempfile.gettempdir()) == own and own.stat().st_mode & 0o777 == 0o700
     assert not own.exists()
-    with own_directory() as directory:
+    with create_host_directory() as directory:
         _bind(directory / "99999.sock")
     assert not directory.exists()
 

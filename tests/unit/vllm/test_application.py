@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coldstart.host.live.access_control import HEALTH, MODELS, OPEN, PASSED, READS
+from coldstart.host.live.access_control import FORWARDED_PATHS, HEALTH, MODELS, OPEN, READ_PATHS
 from coldstart.vllm import compat
 from coldstart.vllm.engine import server
 from coldstart.vllm.engine.application import EarlyApplication
@@ -71,7 +71,7 @@ def test_gateway_forwards_no_route_of_development_mode(
     monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
     opened = paths() - closed
     assert {"/sleep", "/wake_up", "/collective_rpc", "/server_info", "/update_weights"} <= opened
-    assert not opened & {*PASSED, *READS, *OPEN, HEALTH, MODELS}
+    assert not opened & {*FORWARDED_PATHS, *READ_PATHS, *OPEN, HEALTH, MODELS}
 
 
 def test_incompatible_vllm_is_not_changed(

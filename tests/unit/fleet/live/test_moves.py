@@ -317,8 +317,8 @@ def test_stream_stopped_after_its_last_token_sends_no_request(tmp_path: Path) ->
             tickets = stage.control._tickets
             await wait_until(lambda: any(one.stream and one.stream.finished for one in tickets.values()))
             (ticket,) = tickets.values()
-            assert ticket.answer is not None
-            ticket.answer.interrupt()
+            assert ticket.response is not None
+            ticket.response.interrupt()
             assert _ids(await asked) == generated("p", 5)
             (server,) = stage.rig.servers()
             assert len(server.asked) == 1

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from coldstart.contract.arguments import Arguments
-from coldstart.host.live.continuation import CHAT, COMPLETIONS, Continuation, obstacle
+from coldstart.host.live.continuation import CHAT, COMPLETIONS, Continuation, find_unsupported
 
 PROMPT = [5, 6, 7]
 ASKED = {"model": "m", "prompt": "p", "stream": True, "max_tokens": 9, "temperature": 0}
@@ -33,7 +33,7 @@ def _choices(passed: bytes) -> list[dict[str, Any]]:
 def _stream(**more: Any) -> Continuation:
     made = Continuation.create(COMPLETIONS, {**ASKED, **more}, Arguments())
     assert made is not None
-    path, body = made.request(COMPLETIONS)
+    path, body = made.build_next_request(COMPLETIONS)
     assert path == COMPLETIONS and json.loads(body) == {**ASKED, **more, "return_token_ids": True}
     return made
 
@@ -41,32 +41,32 @@ def _stream(**more: Any) -> Continuation:
 def test_continuation_requests_the_rest_and_removes_extra_members() -> None:
     stream = _stream(stream_options={"include_usage": True})
     piece = _said([11], "a", first=True) + _said([12], "b") + _said([13], "c")[:-7]
-    passed = stream.take(piece)
+    passed = stream.filter_chunk(piece)
     assert [one["text"] for one in _choices(passed)] == ["a", "b"]
     assert all(one["token_ids"] is None and one["prompt_token_ids"] is None for one in _choices(passed))
     # The third token was truncated, and the client did not receive it.
-    path, body = stream.request(COMPLETIONS)
+    path, body = stream.build_next_request(COMPLETIONS)
     asked = json.loads(body)
     assert path == COMPLETIONS and asked["prompt"] == [*PROMPT, 11, 12] and asked["max_tokens"] == 7
-    passed = stream.take(_said([13], "c", first=True) + _said([14], "d", end="length"))
+    passed = stream.filter_chunk(_said([13], "c", first=True) + _said([14], "d", end="length"))
     assert [one["text"] for one in _choices(passed)] == ["c", "d"] and stream.finished and not stream.ended
     usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
-    last = stream.take(_event({}, usage=usage) + b"data: [DONE]\n\n")
+    last = stream.filter_chunk(_event({}, usage=usage) + b"data: [DONE]\n\n")
     assert json.loads(last.split(b"\n\n")[0][6:])["usage"] == {
         "prompt_tokens": 3,
         "completion_tokens": 4,
         "total_tokens": 7,
     }
-    assert stream.ended and not stream.broken
+    assert stream.ended and not stream.error
 
 
 def test_incomplete_character_is_generated_again() -> None:
     """A server that starts in the middle of a character would repeat its prompt."""
     stream = _stream(return_token_ids=True)
-    stream.take(_said([11], "a", first=True) + _said([200], "") + _said([201], ""))
-    _, body = stream.request(COMPLETIONS)
+    stream.filter_chunk(_said([11], "a", first=True) + _said([200], "") + _said([201], ""))
+    _, body = stream.build_next_request(COMPLETIONS)
     assert json.loads(body)["prompt"] == [*PROMPT, 11]
-    passed = stream.take(_said([200], "") + _said([201], "") + _said([202], "\N{GRINNING FACE}"))
+    passed = stream.filter_chunk(_said([200], "") + _said([201], "") + _said([202], "\N{GRINNING FACE}"))
     # The client does not receive its ids again.
     assert [(one["text"], one["token_ids"]) for one in _choices(passed)] == [("\N{GRINNING FACE}", [202])]
     assert stream.tokens == [11, 200, 201, 202]
@@ -74,40 +74,40 @@ def test_incomplete_character_is_generated_again() -> None:
 
 def test_text_before_half_a_character_is_not_repeated() -> None:
     stream = _stream()
-    stream.take(_said([11], "a", first=True) + _said([12, 200], "b"))
-    assert stream.resumable
-    _, body = stream.request(COMPLETIONS)
+    stream.filter_chunk(_said([11], "a", first=True) + _said([12, 200], "b"))
+    assert stream.is_resumable
+    _, body = stream.build_next_request(COMPLETIONS)
     assert json.loads(body)["prompt"] == [*PROMPT, 11]
-    passed = stream.take(_said([12], "b") + _said([200, 201], "\N{GRINNING FACE}") + _said([13], "c"))
+    passed = stream.filter_chunk(_said([12], "b") + _said([200, 201], "\N{GRINNING FACE}") + _said([13], "c"))
     assert "".join(one["text"] for one in _choices(passed)) == "\N{GRINNING FACE}c"
     # The connection is lost again during the repeated tokens.
-    _, body = stream.request(COMPLETIONS)
+    _, body = stream.build_next_request(COMPLETIONS)
     assert json.loads(body)["prompt"] == [*PROMPT, 11, 12, 200, 201, 13]
 
 
 def test_other_tokens_than_before_end_the_stream_with_an_error() -> None:
     stream = _stream()
-    stream.take(_said([11], "a", first=True) + _said([12, 200], "b"))
-    stream.request(COMPLETIONS)
-    assert stream.take(_said([99], "x") + _said([12], "y")) == b""
-    assert "different tokens" in stream.broken and not stream.resumable
+    stream.filter_chunk(_said([11], "a", first=True) + _said([12, 200], "b"))
+    stream.build_next_request(COMPLETIONS)
+    assert stream.filter_chunk(_said([99], "x") + _said([12], "y")) == b""
+    assert "different tokens" in stream.error and not stream.is_resumable
 
 
 def test_sampled_stream_continues_only_from_the_position_of_the_client() -> None:
     stream = _stream(temperature=0.7)
-    stream.take(_said([11], "a", first=True) + _said([200], ""))
-    assert stream.resumable
-    stream.request(COMPLETIONS)
+    stream.filter_chunk(_said([11], "a", first=True) + _said([200], ""))
+    assert stream.is_resumable
+    stream.build_next_request(COMPLETIONS)
     assert stream.tokens == [11]
-    assert _choices(stream.take(_said([77], "z")))[0]["text"] == "z"
-    stream.take(_said([12, 200], "b"))
-    assert not stream.resumable
+    assert _choices(stream.filter_chunk(_said([77], "z")))[0]["text"] == "z"
+    stream.filter_chunk(_said([12, 200], "b"))
+    assert not stream.is_resumable
 
 
 def test_chat_continues_as_a_chat() -> None:
     stream = Continuation.create(CHAT, {**CHATTED, "min_tokens": 4, "max_completion_tokens": 8}, Arguments())
     assert stream is not None
-    stream.request(CHAT)
+    stream.build_next_request(CHAT)
     role = {
         "index": 0,
         "delta": {"role": "assistant", "content": ""},
@@ -117,14 +117,14 @@ def test_chat_continues_as_a_chat() -> None:
     head = {"object": "chat.completion.chunk"}
     first = _event(role, prompt_token_ids=PROMPT, **head)
     said = _event({**role, "delta": {"content": "a"}, "token_ids": [11]}, **head)
-    passed = stream.take(first + said)
+    passed = stream.filter_chunk(first + said)
     assert [one["delta"]["content"] for one in _choices(passed)] == ["", "a"]
     assert b'"prompt_token_ids":null' in passed and b'"token_ids":null' in passed
-    path, body = stream.request(CHAT)
+    path, body = stream.build_next_request(CHAT)
     asked = json.loads(body)
     assert path == COMPLETIONS and "messages" not in asked and asked["prompt"] == [*PROMPT, 11]
     assert (asked["max_tokens"], asked["min_tokens"]) == (7, 3)
-    passed = stream.take(_said([12], "b", end="stop"))
+    passed = stream.filter_chunk(_said([12], "b", end="stop"))
     (choice,) = _choices(passed)
     assert choice["delta"] == {"content": "b"} and choice["finish_reason"] == "stop"
     assert json.loads(passed[6:])["object"] == "chat.completion.chunk"
@@ -132,41 +132,43 @@ def test_chat_continues_as_a_chat() -> None:
 
 def test_error_event_counts_as_a_broken_stream() -> None:
     stream = _stream()
-    passed = stream.take(
+    passed = stream.filter_chunk(
         _said([11], "a", first=True) + b'data: {"error": {"message": "dead"}}\n\ndata: [DONE]\n\n'
     )
-    assert len(_choices(passed)) == 1 and "dead" in stream.broken and stream.resumable
+    assert len(_choices(passed)) == 1 and "dead" in stream.error and stream.is_resumable
     assert b"error" not in passed and b"DONE" not in passed
     early = _stream()
-    assert early.take(_said([11], "a", first=True) + b"data: [DONE]\n\n").endswith(b"}\n\n")
-    assert "before its last token" in early.broken
+    assert early.filter_chunk(_said([11], "a", first=True) + b"data: [DONE]\n\n").endswith(b"}\n\n")
+    assert "before its last token" in early.error
 
 
 def test_aborted_stream_is_no_complete_answer() -> None:
     """vLLM 0.32 ends its streams so when its process gets SIGTERM: a finish reason and [DONE], as after the last token."""
     stream = _stream()
-    stream.take(_said([11], "a", first=True))
-    assert stream.take(_said([], "", end="abort") + b"data: [DONE]\n\n") == b""
-    assert "aborted" in stream.broken and not (stream.finished or stream.over) and stream.resumable
-    _, body = stream.request(COMPLETIONS)
+    stream.filter_chunk(_said([11], "a", first=True))
+    assert stream.filter_chunk(_said([], "", end="abort") + b"data: [DONE]\n\n") == b""
+    assert "aborted" in stream.error and not (stream.finished or stream.is_over) and stream.is_resumable
+    _, body = stream.build_next_request(COMPLETIONS)
     assert json.loads(body)["prompt"] == [*PROMPT, 11]
-    passed = stream.take(_said([12], "b", end="length") + b"data: [DONE]\n\n")
-    assert [one["text"] for one in _choices(passed)] == ["b"] and stream.over
+    passed = stream.filter_chunk(_said([12], "b", end="length") + b"data: [DONE]\n\n")
+    assert [one["text"] for one in _choices(passed)] == ["b"] and stream.is_over
 
 
 @pytest.mark.parametrize("event", [b'data: {"number": 1}', b"data: half of {", b"data: [1]"])
 def test_other_events_are_passed_on_and_never_continued(event: bytes) -> None:
     stream = _stream()
-    assert stream.take(b": a comment\n\n" + event + b"\n\n") == b": a comment\n\n" + event + b"\n\n"
-    assert not stream.resumable and not stream.broken
-    assert stream.take(b"data: [DONE]\n\n") == b"data: [DONE]\n\n" and stream.ended
+    assert stream.filter_chunk(b": a comment\n\n" + event + b"\n\n") == b": a comment\n\n" + event + b"\n\n"
+    assert not stream.is_resumable and not stream.error
+    assert stream.filter_chunk(b"data: [DONE]\n\n") == b"data: [DONE]\n\n" and stream.ended
 
 
 def test_a_stream_that_has_all_its_tokens_needs_no_server() -> None:
     stream = _stream(stream_options={"include_usage": True})
-    stream.take(_said([11], "a", first=True, end="stop"))
-    assert stream.finished and stream.resumable
-    assert b'"completion_tokens":1' in stream.ending() and stream.ending().endswith(b"data: [DONE]\n\n")
+    stream.filter_chunk(_said([11], "a", first=True, end="stop"))
+    assert stream.finished and stream.is_resumable
+    assert b'"completion_tokens":1' in stream.build_final_events() and stream.build_final_events().endswith(
+        b"data: [DONE]\n\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -196,5 +198,5 @@ def test_reason_against_a_continuation_is_named(
     path: str, given: dict[str, Any], words: list[str], named: str
 ) -> None:
     asked = {**(CHATTED if path == CHAT else ASKED), **given}
-    assert obstacle(path, asked, Arguments(words)) == named
+    assert find_unsupported(path, asked, Arguments(words)) == named
     assert (Continuation.create(path, asked, Arguments(words)) is None) == bool(named)

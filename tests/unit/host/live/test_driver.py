@@ -14,7 +14,7 @@ from support.fake_upstream import TWO, run, staged, wait_until
 from coldstart.errors import UsageError
 from coldstart.host import configuration
 from coldstart.host.live import lifecycle
-from coldstart.host.live.profiles import Meter
+from coldstart.host.live.profiles import MemoryMeter
 
 
 def _parsed(models: Any = None, **limits: Any) -> configuration.HostFile:
@@ -123,7 +123,7 @@ def test_drain_refuses_waiting_and_new_requests_and_ends_streams(tmp_path: Path)
             async with stage.client.get(stage.url + "/health") as answer:
                 assert answer.status == 503
             assert len(await long) == 31
-            await wait_until(lambda: not stage.driver.lifecycle.residences)
+            await wait_until(lambda: not stage.driver.lifecycle.replicas)
             assert not stage.servers.last("a").socket.exists()
 
     run(work())
@@ -133,8 +133,8 @@ def test_observed_memory_of_a_model_is_recorded(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(lifecycle, "MEASURE_FIRST_S", 0.01)
     monkeypatch.setattr(lifecycle, "MEASURE_EVERY_S", 0.01)
     sizes = [12]
-    meter = Meter(on_cpu=True)
-    meter.process_memory = lambda _: sizes[-1]  # type: ignore[method-assign]
+    meter = MemoryMeter(on_cpu=True)
+    meter.measure_process = lambda _: sizes[-1]  # type: ignore[method-assign]
 
     async def work() -> None:
         async with staged(tmp_path, meter=meter) as stage:

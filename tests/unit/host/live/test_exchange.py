@@ -165,9 +165,9 @@ def test_hundreds_of_streams_with_random_disconnects_do_not_mix_and_leave_nothin
             assert (
                 stage.driver.facts.get_model("a").requests + stage.driver.facts.get_model("b").requests == 400
             )
-            connections = [residence.upstream for residence in stage.driver.lifecycle.residences.values()]
+            connections = [replica.upstream for replica in stage.driver.lifecycle.replicas.values()]
             # An aborted connection ends at the next turn of the loop.
-            await wait_until(lambda: not any(one.answers for one in connections))
+            await wait_until(lambda: not any(one.responses for one in connections))
 
     run(work())
 
@@ -177,8 +177,8 @@ def test_refused_connection_is_reported(tmp_path: Path) -> None:
         async with staged(tmp_path) as stage:
             await stage.ask(model="a", prompt="x")
             stage.servers.last("a").socket.unlink()
-            residence = stage.driver.lifecycle.residences["a"]
-            residence.upstream.close()
+            replica = stage.driver.lifecycle.replicas["a"]
+            replica.upstream.close()
             assert (await stage.ask(model="a", prompt="y"))[0] == 502
 
     run(work())

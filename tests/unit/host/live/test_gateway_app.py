@@ -17,11 +17,11 @@ from coldstart.host.core import Core
 from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.events import ModelFailed, ModelReady, RequestArrived, RequestEnded
 from coldstart.host.live import app
-from coldstart.host.live.access_control import PASSED
+from coldstart.host.live.access_control import FORWARDED_PATHS
 from coldstart.host.live.app import Gateway
 from coldstart.host.live.exchange import Front
 from coldstart.host.live.log import Log
-from coldstart.host.live.metrics import Record
+from coldstart.host.live.metrics import EventRecorder
 from coldstart.host.live.servers import Ready
 from coldstart.host.specification import HostSettings, ModelSpec
 from coldstart.host.status import HostFacts
@@ -67,7 +67,7 @@ def test_unknown_paths_are_not_forwarded(tmp_path: Path) -> None:
             status, said = await _get(stage, "/")
             assert status == 200 and "<html" in said
             assert not stage.servers.begun
-            for path in PASSED:
+            for path in FORWARDED_PATHS:
                 assert (await stage.ask(path=path, model="a", prompt=1))[0] == 200
 
     run(work())
@@ -83,7 +83,7 @@ def test_a_model_is_unloaded_by_hand_and_comes_back_when_asked(tmp_path: Path) -
             assert (await _get(stage, "/logs/a")) == (200, "a said so\n")
             async with stage.client.post(stage.url + "/unload", json={}) as answer:
                 assert await answer.json() == {"unloading": ["a"]}
-            await wait_until(lambda: "a" not in stage.driver.lifecycle.residences)
+            await wait_until(lambda: "a" not in stage.driver.lifecycle.replicas)
             assert (await _get(stage, "/logs/a"))[0] == 404
             assert (await stage.ask(model="a", prompt=1))[0] == 200
             async with stage.client.post(stage.url + "/unload/nobody", json={}) as answer:
@@ -111,7 +111,10 @@ NAME = "org/<b>a</b> $$x$$"
 def build_status() -> dict[str, Any]:
     """Return the status of a serving and a failed model."""
     core = Core(
-        [ModelSpec.simple(NAME, 10 << 30, 5.0, prewarm="0 8 * * 1-5"), ModelSpec.simple("b", 1 << 30, 7.0)],
+        [
+            ModelSpec.with_two_tiers(NAME, 10 << 30, 5.0, prewarm="0 8 * * 1-5"),
+            ModelSpec.with_two_tiers("b", 1 << 30, 7.0),
+        ],
         HostSettings(memory=15 << 30, policy="lru"),
     )
     facts = HostFacts(url="http://127.0.0.1:8000", pid=7, version="1.2.3")
@@ -126,7 +129,7 @@ def build_status() -> dict[str, Any]:
     core.handle(RequestArrived("2", "b"), 5.5)
     core.handle(RequestEnded("1"), 6.0)
     core.handle(ModelFailed("b", "it fell <i>over</i>"), 7.0)
-    return status.document(core, facts, 8.0, 1e9)
+    return status.build_status(core, facts, 8.0, 1e9)
 
 
 def test_page_is_self_contained_and_requests_its_host_only() -> None:
@@ -154,13 +157,13 @@ def test_page_needs_no_key() -> None:
 
 def test_metrics_contain_counters_and_status() -> None:
     core = Core(
-        [ModelSpec.simple("a", 10, 5.0), ModelSpec.simple("b", 10, 5.0)],
+        [ModelSpec.with_two_tiers("a", 10, 5.0), ModelSpec.with_two_tiers("b", 10, 5.0)],
         HostSettings(memory=15, policy="lru"),
     )
     facts = HostFacts()
     facts.refused[429] = 2
     core.handle(RequestArrived("1", "a"), 0.0)
-    record = Record(Log(quiet=True), facts, lambda: status.document(core, facts, 1.0, 1e9))
+    record = EventRecorder(Log(quiet=True), facts, lambda: status.build_status(core, facts, 1.0, 1e9))
     phases = {"read tensors": 0.5, "graphs: 8": 0.25, "graphs: 16": 0.5, "swap out": 0.1}
     fallbacks = [Fallback("kv", "no room").encode(), Fallback("kv", "again").encode()]
     record.record_start("a", Ready("fresh", 1, {"phases": phases, "fallbacks": fallbacks}), "fresh", 2.0)

@@ -11,7 +11,7 @@ from support.fake_upstream import TWO, run, staged
 
 from coldstart.errors import UsageError
 from coldstart.host import configuration
-from coldstart.host.live.profiles import limit_devices, show_devices
+from coldstart.host.live.profiles import build_device_environment, set_device_memory
 from coldstart.system.devices import nvml
 
 __all__ = ["built", "fake"]
@@ -27,24 +27,24 @@ def _file(*devices: list[int], **limits: Any) -> configuration.HostFile:
 def test_memory_of_devices_is_that_of_the_smallest(fake: Fake) -> None:
     fake.add()
     fake.add()
-    file = limit_devices(_file([0], [0, 1]))
+    file = set_device_memory(_file([0], [0, 1]))
     assert file.settings.device_memory == 140 * GIB and not file.notes
-    assert limit_devices(_file([0], device_memory="20GiB")).settings.device_memory == 20 * GIB
+    assert set_device_memory(_file([0], device_memory="20GiB")).settings.device_memory == 20 * GIB
 
 
 def test_a_device_that_the_host_does_not_see_is_refused(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.add()
     fake.add()
     monkeypatch.setenv(nvml.VISIBLE, "1")
-    with pytest.raises(UsageError, match=r"models\.b\.devices: device 1 does not exist, the host sees 1"):
-        limit_devices(_file([0], [1]))
+    with pytest.raises(UsageError, match=r"models\.b\.devices: device 1 does not exist: the host sees 1"):
+        set_device_memory(_file([0], [1]))
 
 
 def test_devices_that_cannot_be_read_are_noted(fake: Fake) -> None:
-    file = limit_devices(_file([0]))
+    file = set_device_memory(_file([0]))
     assert file.settings.device_memory is None
-    assert file.notes == ("the memory of the devices cannot be read: set device_memory in the host file",)
-    assert not limit_devices(_file([0], device_memory=9)).notes
+    assert file.notes == ("cannot read the memory of the devices: set device_memory in the host file",)
+    assert not set_device_memory(_file([0], device_memory=9)).notes
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,8 @@ def test_a_server_sees_its_devices_only(
     if visible is not None:
         monkeypatch.setenv(nvml.VISIBLE, visible)
     launches = _file([0, 2]).catalogue.launches
-    assert show_devices(launches["a"]) == {"CUDA_VISIBLE_DEVICES": shown}
-    assert show_devices(_file([]).catalogue.launches["a"]) == {}
+    assert build_device_environment(launches["a"]) == {"CUDA_VISIBLE_DEVICES": shown}
+    assert build_device_environment(_file([]).catalogue.launches["a"]) == {}
 
 
 def test_a_host_starts_each_server_on_its_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

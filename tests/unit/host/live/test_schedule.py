@@ -8,7 +8,7 @@ from pathlib import Path
 from support.fake_upstream import TWO, run, staged, wait_until
 
 from coldstart.host.live import driver
-from coldstart.host.live.driver import Schedule
+from coldstart.host.live.driver import PrewarmSchedule
 
 HOURLY, DAILY = "0 * * * *", "0 0 * * *"
 
@@ -18,7 +18,7 @@ class Clock:
 
     def __init__(self, **crontabs: str) -> None:
         self.now, self.said = 1_800_000_000.0, list[str]()
-        self.schedule = Schedule(
+        self.schedule = PrewarmSchedule(
             lambda model: self.said.append(f"prewarm {model}"),
             lambda model, reason: self.said.append(f"missed {model}: {reason}"),
             lambda: self.now,
@@ -71,7 +71,7 @@ def test_schedule_wakes_up_by_itself(tmp_path: Path) -> None:
             made: list[str] = []
             loop = asyncio.get_running_loop()
             begun = loop.time()
-            soon = Schedule(made.append, lambda *_: None, lambda: moment - 0.05 + loop.time() - begun)
+            soon = PrewarmSchedule(made.append, lambda *_: None, lambda: moment - 0.05 + loop.time() - begun)
             soon.configure({"a": DAILY})
             assert not made
             await wait_until(lambda: made)

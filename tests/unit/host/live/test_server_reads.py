@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.fake_upstream import TWO, Stage, run, staged
 
 from coldstart.host.live import host_routes
-from coldstart.host.live.access_control import READS
+from coldstart.host.live.access_control import READ_PATHS
 
 METRICS = """# HELP vllm:num_requests_running Running.
 # TYPE vllm:num_requests_running gauge
@@ -101,7 +101,7 @@ def test_reads_without_a_model_reach_the_default_or_the_only_model(tmp_path: Pat
             assert found == status
             assert ("does not specify a model" in text) if status == 404 else ("Bearer of-a" in text)
             # The server of the double knows /version only and answers others itself.
-            for path in READS:
+            for path in READ_PATHS:
                 _, text = await get(path)
                 assert "unknown path" not in text, path
                 async with stage.client.post(stage.url + path, json={}) as answer:
@@ -114,7 +114,7 @@ def test_reads_without_a_model_reach_the_default_or_the_only_model(tmp_path: Pat
 
 def test_samples_of_a_family_stand_together_and_name_their_model() -> None:
     text = '# TYPE up gauge\nup{y="} 1"} 2.0\n# TYPE down gauge\ndown 1.0\n'
-    merged = host_routes.merge("# TYPE own gauge\nown 1.0\n", [('q"\\\n', text), ("b", text)])
+    merged = host_routes.merge_metrics("# TYPE own gauge\nown 1.0\n", [('q"\\\n', text), ("b", text)])
     families = {one.name: one.samples for one in text_string_to_metric_families(merged)}
     assert [(one.labels, one.value) for one in families["up"]] == [
         ({"model": 'q"\\\n', "y": "} 1"}, 2.0),
@@ -134,10 +134,10 @@ def test_samples_of_a_family_stand_together_and_name_their_model() -> None:
     ],
 )  # fmt: skip
 def test_metrics_of_a_server_are_in_the_text_format(text: str, valid: bool) -> None:
-    assert host_routes.is_exposition(text) is valid
+    assert host_routes.is_prometheus_text(text) is valid
 
 
 def test_other_comments_and_separators_within_a_line_change_no_sample() -> None:
-    merged = host_routes.merge("", [("m", '# TYPE up gauge\n# EOF\nup{y="a\u2028b"} 2.0\n')])
+    merged = host_routes.merge_metrics("", [("m", '# TYPE up gauge\n# EOF\nup{y="a\u2028b"} 2.0\n')])
     (family,) = text_string_to_metric_families(merged)
     assert [(one.labels, one.value) for one in family.samples] == [({"model": "m", "y": "a\u2028b"}, 2.0)]

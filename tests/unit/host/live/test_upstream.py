@@ -66,9 +66,9 @@ def test_a_request_arrives_as_it_was_sent_and_connections_are_used_again(tmp_pat
                     assert answer.status == 201 and (b"x-said", b"1") in [
                         (name.lower(), value) for name, value in answer.headers
                     ]
-                    assert await answer.read() == b"y" * 300_000 and await answer.piece() == b""
+                    assert await answer.read() == b"y" * 300_000 and await answer.read_chunk() == b""
                 assert seen.pop() == ("POST", "/v1/x?a=b%20c", "v", body)
-            assert not there.answers
+            assert not there.responses
 
     run(work())
 
@@ -97,7 +97,7 @@ def test_incomplete_answer_is_refused(tmp_path: Path, said: bytes, found: bytes 
                 with pytest.raises(DisconnectedError):
                     async with await there.request("POST", "/") as answer:
                         await answer.read()
-            assert not there.answers
+            assert not there.responses
 
     run(work())
 
@@ -159,7 +159,7 @@ async def _asked(there: Upstream, method: str, body: bytes = b"") -> None:
 def test_request_to_an_unreachable_machine_fails_with_the_reason() -> None:
     async def work(cluster: LinkCluster, there: Upstream) -> None:
         waiting = [asyncio.create_task(_asked(there, method)) for method in ("POST", "PUT")]
-        await wait_until(lambda: len(there.answers) == 2)
+        await wait_until(lambda: len(there.responses) == 2)
         # The connection is retained and reused after the cut, when no sent byte is acknowledged.
         await asyncio.gather(*(_asked(there, "GET") for _ in range(2)))
         assert not any(one.done() for one in waiting)
