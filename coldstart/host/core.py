@@ -155,7 +155,6 @@ class Core:
             yield pending.reject_expired(oldest, now)
 
     def _check_models(self, now: float) -> None:
-        """Drain idle and retired models, and evict models if measured memory exceeds the capacity."""
         self.residents.delete_retired()
         evict_excess(self.residents, now)
         for model in self.models.values():
@@ -217,7 +216,6 @@ class Core:
             yield pending.reject_without_memory(self.residents, self.pending, one.request, model)
 
     def _order_tier_changes(self) -> Iterator[Action]:
-        """Order each draining model without requests in flight to change to its target tier, once."""
         for model in self.residents.list_draining():
             if model.order_tier_change() and model.target is not None:
                 self.departures += 1

@@ -56,7 +56,6 @@ def _describe_reason(residents: Residents, model: Model, shortages: dict[Place, 
 def _choose_victims(
     residents: Residents, candidates: list[str], needs: dict[Place, int], surplus: int, now: float
 ) -> list[str]:
-    """Return the models to evict: first enough for each device, then enough for all devices together."""
     victims: list[str] = []
     for place, missing in needs.items():
         need = missing - sum(residents.find_freed_bytes(name, place=place) for name in victims)
@@ -119,6 +118,5 @@ def evict_excess(residents: Residents, now: float) -> None:
 
 
 def _count_surplus_models(residents: Residents) -> int:
-    """Return by how many models one more start would exceed `max_residents`; negative if more models can start."""
     most = residents.settings.max_residents
     return 0 if most is None else residents.count_resident() + 1 - most

@@ -119,7 +119,6 @@ def _is_complete(path: Path) -> bool:
 
 
 def _is_being_written(path: Path) -> bool:
-    """Return whether a process, such as the linker of another start, has the file open."""
     own = path.stat()
     for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
         with suppress(OSError):

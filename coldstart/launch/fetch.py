@@ -206,7 +206,6 @@ def _page_in(model: Path, config: Mapping[str, Any], given: Arguments) -> PageIn
 
 
 def _list_node_tensors(plan: Mapping[str, Any], config: Mapping[str, Any], given: Arguments) -> list[str]:
-    """Return the tensor names that this node's pipeline ranks need, in load order."""
     names = [tensor.name for tensor in checkpoint.list_tensors(plan)]
     size, tensor, nodes, node = (
         given.number(name, default)

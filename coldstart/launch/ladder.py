@@ -70,7 +70,6 @@ def _choose_reason(mode: StartMode, one: ServerStart, why: Reason) -> Reason:
 
 
 def _create_fallback(mode: StartMode, one: ServerStart, why: Reason) -> Fallback:
-    """Return the fallback for a skipped mode, with the model's name inserted into its hint."""
     model = shlex.quote(one.request.lookup.model.argument)
     return Fallback(mode.name, why.reason, re.sub(r"\bMODEL\b", lambda _: model, why.hint))
 

@@ -158,7 +158,6 @@ class TemplateMode(StartMode):
         return await_ready(start, launched)
 
     def _templates(self, start: ServerStart) -> list[RunningTemplate]:
-        """Return the templates that fit this start, ready or not, in the order of `levels`."""
         try:
             listed = [template for template in _list_templates(start) if template.python == sys.executable]
         except (OSError, UsageError) as error:  # no private directory for sockets, or no space in it

@@ -83,7 +83,6 @@ def list_prepared(cache: Cache) -> Iterator[RunningTemplate]:
 def _prepare_template(
     level: str, lookup: Lookup, plan: LaunchPlan, phase: Phase, timeout_s: float
 ) -> tuple[RunningTemplate, bool]:
-    """Find or start the template; return it and whether it was started. Raises ColdstartError."""
     if (usable := _find_usable(level, lookup, plan)) is not None:
         return usable, False
     owner = (up_records.identify_store(lookup.cache), lookup.model.argument, str(lookup.model.path))

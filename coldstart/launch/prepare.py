@@ -242,7 +242,6 @@ def plan_with_bundle(
 
 
 def _select_texts(value: object) -> dict[str, str]:
-    """Return the entries of `value` that map a file name to text."""
     pairs = value.items() if isinstance(value, Mapping) else ()
     return {k: v for k, v in pairs if isinstance(v, str) and _FILE_NAME.fullmatch(k)}
 

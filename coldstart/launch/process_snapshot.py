@@ -96,7 +96,6 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the template if it is running, then wait for its parent."""
     with suppress(OSError):  # CRIU has ended the frozen process
         for pid in processes.list_children(process.pid):
             os.kill(pid, signal.SIGKILL)
@@ -139,7 +138,6 @@ class RestoredTemplate:
 
 
 def _pidfds(parent: int) -> list[int]:
-    """Return a pidfd of each current child of `parent`."""
     found: list[int] = []
     with suppress(OSError):
         for child in processes.list_children(parent):

@@ -101,7 +101,6 @@ def _list_named_entries(root: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _list_mapped_files() -> set[str]:
-    """Return the paths of all files mapped by processes that this user can inspect."""
     paths: set[str] = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with suppress(OSError):
@@ -128,7 +127,6 @@ def _find_partial_images(root: Path) -> Iterator[list[Path]]:
 
 
 def _find_images(cache: Cache, remaining: Sequence[Bundle]) -> Iterator[Path]:
-    """Yield images that cannot be restored any more, and engine images of removed bundles."""
     yield from (
         image.directory for image in runtime_image.list_images(cache.runtimes) if image.obstacle is not None
     )

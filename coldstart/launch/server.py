@@ -196,7 +196,6 @@ def has_ended(process: ServerProcess, timeout_s: float | None) -> bool:
 
 
 def _reap(process: ServerProcess) -> int:
-    """Wait for the exit of the server, remove its directories, and return its exit code."""
     code = process.wait()
     _sweep(process)
     return code

@@ -266,7 +266,6 @@ def spawn(
 
 
 def _kill(process: subprocess.Popen[bytes]) -> int:
-    """Kill a template and its child processes, such as a compiler, and return its exit code."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)  # not yet reaped, so its PID is not reused
     return process.wait()

@@ -74,7 +74,6 @@ def _show(value: bytes) -> str:
 
 
 def _proves_consent(headers: Mapping[bytes, bytes]) -> bool:
-    """Return whether a request has a content type or a header that a foreign page cannot send."""
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     return kind == JSON or any(name in headers for name in KEY_HEADERS)
 

@@ -176,7 +176,6 @@ class BoundedProtocol(HttpToolsProtocol):
         raise _LimitExceededError(reason)
 
     def _expect(self, part: str, seconds: float) -> None:
-        """Close the connection unless the next part of a request is complete within `seconds`."""
         self._clear_deadline()
         reason = f"the request's {part} did not arrive within {seconds:g} s"
         self._deadline = self.loop.call_later(seconds, self._end, 408, reason)
@@ -194,7 +193,6 @@ class BoundedProtocol(HttpToolsProtocol):
         return cycle.response_started or not cycle.more_body or bool(self.pipeline)
 
     def _end(self, status: int, reason: str) -> None:
-        """Send an error response if no response has begun, and close the connection."""
         self._clear_deadline()
         if self.transport.is_closing():
             return
@@ -212,5 +210,4 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def _find_authority(target: bytes) -> bytes:
-    """Return the host and port of an absolute request target; empty for other targets."""
     return target.partition(b"://")[2].partition(b"/")[0].partition(b"?")[0].lower()

@@ -246,7 +246,6 @@ class Continuation:
         return _data({**self._head, "choices": [own], **counted})
 
     def _take_tokens(self, ids: list[int], text: str) -> tuple[list[int], str]:
-        """Record token IDs of the stream; return the new IDs and their text."""
         known = self.tokens[self._at : self._at + len(ids)]
         again = min(len(text), len(self._ahead))
         if known != ids[: len(known)] or text[:again] != self._ahead[:again]:
@@ -263,7 +262,6 @@ class Continuation:
         return ids[len(known) :], text[again:]
 
     def _usage(self, usage: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the token usage of the full stream, over all its servers."""
         prompt, made = len(self.prompt or ()), len(self.tokens)
         counted = {"prompt_tokens": prompt, "total_tokens": prompt + made, "completion_tokens": made}
         return {**(usage or {}), **counted}
@@ -278,7 +276,6 @@ class Continuation:
 
 
 def _completion(data: bytes) -> dict[str, Any] | None:
-    """Parse a completion or error event; return None for other content."""
     try:
         chunk = json.loads(data)
     except ValueError:

@@ -174,7 +174,6 @@ class Driver(Front[Ticket]):
         return estimate_progress(known, self.clock(), self._find_step(model))
 
     def _find_step(self, model: str) -> StartProgress | None:
-        """Return the last progress report of a model's starting server."""
         known, replica = self.core.models.get(model), self.lifecycle.replicas.get(model)
         return replica.server.progress if known and known.state is State.STARTING and replica else None
 

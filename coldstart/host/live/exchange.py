@@ -76,7 +76,6 @@ class Exchange:
             self._release()
 
     def _release(self) -> None:
-        """Release the memory of the request body. Later calls do nothing."""
         self.memory.release(self._held_bytes)
         self._held_bytes = 0
 
@@ -104,7 +103,6 @@ class Exchange:
             metrics.count_response(ticket.route.model, self.status, queued_s, self.first_chunk_s)
 
     async def _serve(self, ticket: Ticket) -> None:
-        """Forward the request to the granted server, or to another replica if that server fails."""
         self._prepare(ticket)
         while True:
             ticket.stream, ticket.request_id = self.stream, self.id.decode()
@@ -223,7 +221,6 @@ class Exchange:
         await self._send_chunk(b"", last=True)
 
     async def _report_failure(self, replica: Replica, error: Exception) -> None:
-        """Report the failure of a server or its connection to the client, in a form that fits the response so far."""
         reason, detail = f"the server of {replica.name} {replica.fault or 'disconnected'}", str(error)
         self.front.log.write(
             "broken", model=replica.name, request=self.id.decode(), reason=detail or type(error).__name__

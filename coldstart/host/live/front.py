@@ -159,7 +159,6 @@ class Front(ABC, Generic[T]):
         return ticket
 
     def _note_arrival(self, ticket: T, counted: bool) -> None:
-        """Record whether a request was granted on arrival, and count it."""
         ticket.hit = ticket.granted.done() and ticket.granted.exception() is None
         if not counted:
             return
@@ -168,14 +167,12 @@ class Front(ABC, Generic[T]):
         facts.hits += ticket.hit
 
     def _refuse(self, number: str, refused: AdmissionRefusedError) -> None:
-        """Reject a waiting request."""
         ticket = self._tickets.get(number)
         if ticket is not None and not ticket.granted.done():
             del self._tickets[number]
             ticket.refuse(refused)
 
     def _grant(self, ticket: T, replica: Replica) -> None:
-        """Grant a server to a request."""
         ticket.dispatched = self.clock()
         ticket.granted.set_result(replica)
 

@@ -157,7 +157,6 @@ async def _load(driver: Driver, request: Request) -> Response:
 
 
 async def _show_log(driver: Driver, request: Request) -> Response:
-    """Return the log of the model in the path; with the query parameter `follow`, also all later lines."""
     replica, missing = driver.find_server(request.path_params["name"])
     if replica is None:
         return messages.build_error_response(404, missing)

@@ -118,7 +118,6 @@ class Lifecycle:
         return self.core.settings.ready_timeout_s
 
     async def _start(self, model: str, tier: str) -> None:
-        """Start a server, and supervise it until it exits."""
         launch, began = self.launches[model], self.clock()
         self.log.write("start", model=model, tier=tier)
         # The wait can time out slightly before the deadline of the start.
@@ -189,7 +188,6 @@ class Lifecycle:
         return True
 
     async def _measure_until_end(self, replica: LocalReplica) -> None:
-        """Measure the server's memory periodically until it ends."""
         wait, name, ended = MEASURE_FIRST_S, replica.name, replica.server.ended
         while not ended.done():
             await asyncio.wait([ended], timeout=wait)
@@ -206,7 +204,6 @@ class Lifecycle:
                     self.emit(events.MemoryMeasured(name, max(1, memory)))
 
     async def _end_if_hung(self, replica: LocalReplica) -> None:
-        """Kill the server when it hangs; the core then receives a failure."""
         server = replica.server
         found = await await_hang(server, server.socket, lambda: self.core.settings.hang_timeout_s)
         replica.fault, replica.reason = "hung and was killed", f"the server hung and was killed: {found}"
@@ -230,7 +227,6 @@ class Lifecycle:
         self._retire_if_outdated(replica.launch)
 
     async def _wake(self, replica: LocalReplica, tier: str) -> None:
-        """Wake up the server; stop it if that fails."""
         began = self.clock()
         if await replica.post("/wake_up", self._ready_timeout_s):
             replica.start_s = self.clock() - began
@@ -251,7 +247,6 @@ class Lifecycle:
             self.record.record_failed_start(model, reason, seconds)
 
     def _retire_if_outdated(self, launch: Launch) -> None:
-        """Retire a server whose launch specification has changed since its start."""
         now = self.launches.get(launch.name)
         if now is not None and now.server_identity != launch.server_identity:
             self.emit(events.ServerOutdated(launch.name))

@@ -79,7 +79,6 @@ def _format_json(line: dict[str, Any]) -> str:
 
 
 def _format_text(line: dict[str, Any]) -> str:
-    """Return the local time, the event and its members as one line of text."""
     shown = json.loads(_format_json(line))
     at, event = datetime.fromisoformat(shown.pop("ts")).astimezone(), shown.pop("event")
     members = " ".join(f"{name}={_format_value(value)}" for name, value in shown.items())

@@ -152,7 +152,6 @@ class ModelHost:
         return sum(len(model.in_flight) for model in self.driver.core.models.values())
 
     def _check_file(self) -> None:
-        """Reload the configuration file if it has changed."""
         seen = self.options.config and find_state(self.options.config)
         if seen is not None and seen != self._known:
             self._tasks.spawn(self._reread())
@@ -178,7 +177,6 @@ class ModelHost:
             return changes
 
     async def _read(self) -> dict[str, list[str]]:
-        """Reload and apply the configuration; return the changes. Raises UsageError if it is invalid."""
         facts = self.driver.facts
         try:
             # Bundle lookups are slow, so they run in a thread to keep the event loop responsive.

@@ -117,7 +117,6 @@ class ModelServer:
         return any(tree.is_stopped() for tree in self._trees)
 
     def _signal(self, number: int) -> None:
-        """Make the supervisor act as if it had received this signal."""
         if not self.ended.done():
             with suppress(OSError):
                 self._channel.send({"signal": int(number)})

@@ -241,7 +241,6 @@ def _plan(request: ServeRequest) -> LaunchPlan:
 
 
 def _template(order: StartOrder, level: str, channel: json_lines.Channel) -> int:
-    """Start and supervise a template for this host's servers."""
     from coldstart.launch import preparation, template_pool
 
     request, root = _request(order), Path(order.templates)

@@ -64,7 +64,6 @@ class RuntimeTemplate:
         self._tasks.spawn(self._live(launch, process))
 
     async def _live(self, launch: Launch, process: ModelServer) -> None:
-        """Supervise a template until it exits, then schedule the start of the next one."""
         try:
             ready = await process.ready
         except StartFailedError as reason:

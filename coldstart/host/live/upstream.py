@@ -234,7 +234,6 @@ async def _report_sent(session: aiohttp.ClientSession, context: SimpleNamespace,
 
 
 def _create_socket(address: Any, silent_s: float) -> socket.socket:
-    """Create a socket whose connection is closed if the other machine is silent for `silent_s` seconds."""
     family, kind, protocol, _, _ = address
     made = socket.socket(family, kind, protocol)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

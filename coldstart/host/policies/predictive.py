@@ -48,7 +48,6 @@ def find_cheapest_victims(items: Sequence[Item], need: int, credit: float) -> li
 
 
 def _count_needed(ranked: Sequence[Item], need: int) -> int | None:
-    """Return how many of the first items together use at least `need` bytes; None if all of them use less."""
     for count, (_, size, _) in enumerate(ranked, start=1):
         need -= size
         if need <= 0:
