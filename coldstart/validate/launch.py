@@ -240,13 +240,10 @@ def explain_slow_path(readiness: Mapping[str, object]) -> list[str]:
 
 def _read_ready_file(path: Path) -> dict[str, object]:
     try:
-        value = canonical.read_json(path)
+        if not isinstance(value := canonical.read_json(path), dict):
+            raise ValueError("it is not a JSON object")
     except ValueError as error:
         raise CommandFailedError(
             f"the server wrote an invalid ready file: {describe_reason(error)}", hint="coldstart doctor"
         ) from error
-    if not isinstance(value, dict):
-        raise CommandFailedError(
-            "the server wrote a ready file that is not a JSON object", hint="coldstart doctor"
-        )
     return value
