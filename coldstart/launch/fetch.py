@@ -130,8 +130,10 @@ def _take_preloaded(lookup: Lookup, model: ResolvedModel, own: list[str]) -> tup
         digest = weights.identity(model.path, lookup.cache.weights)
         place = paths.runtime_dir() / f"preload-{digest.removeprefix('sha256:')[:16]}"
         if any(place.glob("*.sock")):
-            return [], gpu_starts.load_preloaded(place)
-        daemon = gpu_starts.preload(model.path, place, secrets.redact_arguments(lookup.vllm_args))
+            return [], gpu_starts.build_preload_arguments(place)
+        daemon = gpu_starts.build_preload_command(
+            model.path, place, secrets.redact_arguments(lookup.vllm_args)
+        )
         limit = "no vllm preload daemon has these weights", shlex.join(daemon)
     assert limit is not None
     return [Fallback("weights", f"{limit[0]}: weights are read from the model's directory", limit[1])], own

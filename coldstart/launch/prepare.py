@@ -169,7 +169,7 @@ class _Preparation:
         try:
             plans = kv_plan.parse_plans(data)
             for plan in plans:
-                plan.fit(nvml.read_free_bytes(plan.rank))
+                plan.fit_to_memory(nvml.read_free_bytes(plan.rank))
         except GraphError as error:
             self.drop_section("kv", str(error))
             return

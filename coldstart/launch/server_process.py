@@ -26,7 +26,7 @@ from coldstart.system import start_progress, timeline
 from coldstart.system.ipc import json_lines, peers
 from coldstart.system.proc import exits, processes
 from coldstart.system.proc.lifeline import SUPERVISOR_ENV
-from coldstart.vllm.engine.rejection import Failure
+from coldstart.vllm.engine.rejection import StartFailure
 
 # Time in seconds within which a template must respond; forking a large engine takes less than one second.
 TEMPLATE_RESPONSE_S = 10.0
@@ -279,7 +279,7 @@ def await_readiness(
     """
     deadline = None if timeout is None else since + timeout
     lines, report = start_progress.LineReader(reader), None
-    cause: Failure | None = None
+    cause: StartFailure | None = None
     with os.fdopen(reader):
         while report is None:
             left = SIGNAL_CHECK_S if deadline is None else max(0.0, deadline - timeline.now())
@@ -301,7 +301,7 @@ def await_readiness(
                     with suppress(OSError):  # the reader of the progress may have disconnected
                         on_progress(start_progress.StartProgress.parse(line[start_progress.KEY]))
                 elif "failed" in line:
-                    failed = Failure(**line["failed"])
+                    failed = StartFailure(**line["failed"])
                     cause = cause if failed.is_consequence and cause else failed
                 else:
                     report = report or line
@@ -327,7 +327,7 @@ def await_exit(process: subprocess.Popen[bytes], pipe: int, on_progress: start_p
     return process.wait()
 
 
-def _explain_exit(code: int, cause: Failure | None) -> ServerExitedError:
+def _explain_exit(code: int, cause: StartFailure | None) -> ServerExitedError:
     """Return the error for a server that exited before it was ready; `cause` is the error that it reported, if any."""
     from coldstart.system import probes  # a successful start does not need its imports
 

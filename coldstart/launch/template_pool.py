@@ -198,7 +198,7 @@ def _spawn_logged(
         with (directory / "log").open("wb") as log:
             return spawn(level, plan, directory / "socket", log, timeout, bound=bound)
     except CommandFailedError as error:
-        if found := rejection.find((directory / "log").read_text(errors="replace")):
+        if found := rejection.find_known_failure((directory / "log").read_text(errors="replace")):
             raise found.build_error(TemplateExitedError) from error
         lines = [
             f"{error.message}; the end of its log:",

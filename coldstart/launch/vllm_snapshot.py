@@ -98,7 +98,7 @@ def create(lookup: Lookup, bundle: Bundle) -> None:
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     # vLLM requires a new directory, and a killed run leaves a directory without a manifest.
     shutil.rmtree(place, ignore_errors=True)
-    _run(gpu_starts.create_snapshot(place, _engine(lookup)), {})
+    _run(gpu_starts.build_create_command(place, _engine(lookup)), {})
 
 
 def restore(start: ServerStart) -> ReadyServer:
@@ -119,7 +119,7 @@ def restore(start: ServerStart) -> ReadyServer:
     try:
         manifest: Any = canonical.read_json(place / MANIFEST)
         reason = gpu_starts.find_difference(manifest, _engine(lookup), lookup.model.revision or "")
-        tree = gpu_starts.read_tree(manifest)
+        tree = gpu_starts.read_process_ids(manifest)
     except (OSError, ValueError, AttributeError) as error:
         raise LaunchRefusedError(
             f"cannot read vLLM's snapshot {place}: {describe_reason(error)}", again
@@ -129,7 +129,7 @@ def restore(start: ServerStart) -> ReadyServer:
     timeout = start.request.ready_timeout
     try:
         _run(
-            gpu_starts.restore_snapshot(place, *_find_address(given)),
+            gpu_starts.build_restore_command(place, *_find_address(given)),
             {} if timeout is None else {TIMEOUT: str(timeout)},
         )
         process = RestoredServer(tree)
@@ -177,7 +177,7 @@ def _place(lookup: Lookup, bundle: Bundle) -> Path:
 
 def _engine(lookup: Lookup) -> list[str]:
     model = lookup.model
-    return gpu_starts.engine_arguments(
+    return gpu_starts.build_engine_arguments(
         model.repo_id or "", model.revision or "", model.name, lookup.vllm_args
     )
 

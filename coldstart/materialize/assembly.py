@@ -156,7 +156,7 @@ class Assembly:
             finally:
                 os.close(reader)
         if code != 0:
-            if rejected := rejection.find(log.read_text(errors="replace")):
+            if rejected := rejection.find_known_failure(log.read_text(errors="replace")):
                 raise rejected.build_error(CommandFailedError)
             last_error = exits.find_last_error(log)
             cause = [f"vLLM failed: {last_error}"] if last_error else []

@@ -1,1 +1,1 @@
-"""Integration with vLLM. No other package names vLLM."""
+"""Integration with vLLM; no other package names vLLM modules."""

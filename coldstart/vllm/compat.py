@@ -1,6 +1,7 @@
-"""Decide at a start whether a feature can use the installed vLLM.
+"""Decide at a start whether a feature supports the installed vLLM.
 
-It compares the version with those that the end-to-end tests ran with, and guards the imports of the feature.
+The decision compares vLLM's version with the versions that the end-to-end tests ran with, and checks the imports of the
+feature.
 """
 
 from __future__ import annotations
@@ -24,25 +25,25 @@ Feature = Literal[
 Versions = tuple[tuple[int, int], tuple[int, int]]
 
 _NOT_0_33: tuple[Feature, ...] = ("compile", "scheduler", "offload", "standby", "headless")
-CHECKED: dict[Feature, Versions] = {
+CHECKED_VERSIONS: dict[Feature, Versions] = {
     **dict.fromkeys(_NOT_0_33, ((0, 31), (0, 33))),
     **dict.fromkeys(
         ("graphs", "deferred-capture", "late-interaction", "handover", "sharing", "sleep"), ((0, 32), (0, 33))
     ),
 }
-"""Versions that a feature was checked with, where they are fewer than the supported ones."""
+"""Range of vLLM versions that a feature was tested with, if it is smaller than the supported range."""
 
 log = logging.getLogger("vllm.coldstart")
 fallbacks: list[Fallback] = []
-"""Fallbacks that occurred in this process after its server had started it."""
-sources: list[Callable[[], Iterable[Fallback]]] = []
-"""Functions that return the fallbacks of one feature until now."""
+"""Fallbacks that were recorded in this process."""
+fallback_sources: list[Callable[[], Iterable[Fallback]]] = []
+"""Functions that return the current fallbacks of one feature."""
 
 
 def check(feature: Feature, load: Callable[[], object] | None = None) -> str | None:
-    """Return why this vLLM cannot serve `feature`, as a sentence; None if it can.
+    """Return a sentence why `feature` does not support this vLLM, or None if it does.
 
-    `load` imports or calls what needs the feature's names: a missing name is the reason.
+    `load` imports or calls what the feature uses; an ImportError or AttributeError is the reason.
     """
     if reason := _unchecked(feature):
         return reason
@@ -50,11 +51,11 @@ def check(feature: Feature, load: Callable[[], object] | None = None) -> str | N
         if load is not None:
             load()
     except (ImportError, AttributeError) as error:
-        return f"vLLM {version()} lacks an integration point of {feature!r}: {error}."
+        return f"vLLM {get_vllm_version()} lacks an integration point of {feature!r}: {error}."
     return None
 
 
-def fall_back(section: str, reason: str) -> None:
+def record_fallback(section: str, reason: str) -> None:
     """Log a fallback of this process, and store it for the worker's report."""
     from coldstart.contract.fallback import Fallback
 
@@ -62,12 +63,15 @@ def fall_back(section: str, reason: str) -> None:
     fallbacks.append(Fallback(section, reason))
 
 
-def report() -> dict[str, Any]:
-    """Return a worker's report to its server, see WORKER_REPORT."""
+def build_worker_report() -> dict[str, Any]:
+    """Return the report that a worker sends to its server (see WORKER_REPORT)."""
     from coldstart.contract import fallback
     from coldstart.weights.load import ladder
 
-    loaded, found = ladder.describe_last(), [*fallbacks, *(one for source in sources for one in source())]
+    loaded, found = (
+        ladder.describe_last(),
+        [*fallbacks, *(one for source in fallback_sources for one in source())],
+    )
     return {
         "pid": os.getpid(),
         "fast_path": {one.stage: False for one in found},
@@ -76,19 +80,19 @@ def report() -> dict[str, Any]:
     }
 
 
-def version() -> str:
-    """Return the installed vLLM's version, "unknown" if it is not installed."""
+def get_vllm_version() -> str:
+    """Return the version of the installed vLLM, or "unknown" if it is not installed."""
     distribution = runtime.find_vllm_distribution()
     return distribution[1] if distribution else "unknown"
 
 
 def _unchecked(feature: Feature) -> str | None:
-    low, high = CHECKED.get(feature, runtime.SUPPORTED_VLLM)
+    low, high = CHECKED_VERSIONS.get(feature, runtime.SUPPORTED_VLLM)
     if runtime.find_vllm_distribution() is None:
         return "vLLM is not installed."
-    if runtime.is_within(version(), (low, high)):
+    if runtime.is_within(get_vllm_version(), (low, high)):
         return None
     return (
-        f"vLLM {version()} was not checked for {feature!r}: it needs {low[0]}.{low[1]} or later, "
+        f"vLLM {get_vllm_version()} was not tested with {feature!r}, which needs {low[0]}.{low[1]} or later, "
         f"below {high[0]}.{high[1]}."
     )

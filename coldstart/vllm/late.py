@@ -1,6 +1,6 @@
-"""Run work on a module after its import, because vLLM loads its plug-ins in processes that need no runner.
+"""Run functions right after the import of a module, because vLLM loads plug-ins in processes that never import most modules.
 
-Work that does not find a name in the module is reported and never fails the import.
+A function that does not find a name in the module is reported, and never fails the import.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ Work = Callable[[Any], None]
 log = logging.getLogger("vllm.coldstart")
 
 
-def when_imported(name: str, work: Work, failed: Callable[[str], object] = log.warning) -> None:
+def run_when_imported(name: str, work: Work, on_failure: Callable[[str], object] = log.warning) -> None:
     """Call `work(module)` now if the module is imported, else right after its import.
 
-    `failed` receives the reason if the work raises ImportError or AttributeError.
+    `on_failure` receives the reason if `work` raises ImportError or AttributeError.
     """
 
     def guarded(module: Any) -> None:
         try:
             work(module)
         except (ImportError, AttributeError) as error:
-            failed(f"{name} lacks an integration point: {error}.")
+            on_failure(f"{name} lacks an integration point: {error}.")
 
     if name in sys.modules:
         guarded(sys.modules[name])
@@ -36,7 +36,7 @@ def when_imported(name: str, work: Work, failed: Callable[[str], object] = log.w
 
 
 class _Finder:
-    """Import finder for one module, used once, that delegates to the other finders."""
+    """Import finder that is used once, for one module, and delegates to the other finders."""
 
     def __init__(self, name: str, work: Work) -> None:
         self._name, self._work = name, work
@@ -44,7 +44,7 @@ class _Finder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the other finders' spec, with the work added after the module's execution."""
+        """Return the spec of the other finders, which also runs the function after the import."""
         if fullname != self._name:
             return None
         sys.meta_path.remove(self)

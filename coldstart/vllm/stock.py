@@ -1,6 +1,6 @@
-"""vLLM's own API server, unchanged: the fallback if our start does not fit this vLLM, and the baseline of benchmarks.
+"""vLLM's own API server, unchanged: the fallback for unsupported vLLM versions, and the baseline of benchmarks.
 
-Invariant: nothing in vLLM is patched. A thread of the server's process polls it over HTTP, as any client could, and reports
+Invariant: vLLM is not patched. A thread of the server process polls the server over HTTP, like any client, and reports
 readiness to the starter.
 """
 
@@ -18,7 +18,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.scheduling.settings import needs_front_end_hooks
 from coldstart.system.ipc import addresses
 from coldstart.vllm import compat
-from coldstart.vllm.engine.readiness import answer, take_pipe
+from coldstart.vllm.engine.readiness import send_report, take_ready_pipe
 from coldstart.vllm.handover import CONNECTOR
 from coldstart.vllm.scheduling import SCHEDULER_CLS
 from coldstart.vllm.weights.entry import LOAD_FORMAT
@@ -30,17 +30,17 @@ DEFAULT_PORT = 8000
 PATIENCE_S, PAUSE_S = 1.0, 0.1
 
 
-def imports(*, cuda: bool) -> str:
-    """Return the statement that imports the modules of a server and its worker."""
+def build_import_statement(*, cuda: bool) -> str:
+    """Return the Python statement that imports the modules of a server and its worker."""
     return f"import {', '.join((*_CLOSURE, _WORKERS['gpu' if cuda else 'cpu']))}"
 
 
 def run(plan: LaunchPlan, reason: str) -> int:
-    """Serve with vLLM's own server until it ends, and return its exit code. `reason` becomes a reported fallback."""
+    """Run vLLM's own server until it exits, and return its exit code; `reason` is reported as a fallback."""
     plan.fallbacks.append(Fallback("start", f"{reason} vLLM's own server runs."))
-    if (descriptor := take_pipe()) >= 0:
+    if (descriptor := take_ready_pipe()) >= 0:
         Thread(target=_acknowledge, args=(plan, descriptor), name="readiness", daemon=True).start()
-    sys.argv = [ENTRY_POINT, *_its_own(plan)]
+    sys.argv = [ENTRY_POINT, *_drop_unsupported_arguments(plan)]
     try:
         runpy.run_module(ENTRY_POINT, run_name="__main__")
     except SystemExit as ended:
@@ -48,8 +48,8 @@ def run(plan: LaunchPlan, reason: str) -> int:
     return 0
 
 
-def _its_own(plan: LaunchPlan) -> list[str]:
-    """Return the arguments without those that this vLLM or its server cannot run, and report each one."""
+def _drop_unsupported_arguments(plan: LaunchPlan) -> list[str]:
+    """Return the arguments without those that this vLLM or its server does not support, and report each one."""
     given, dropped = plan.vllm_args, set[str]()
     if given.value("scheduler_cls") == SCHEDULER_CLS:
         dropped |= {"--scheduler-cls", "--additional-config", "--kv-transfer-config"}
@@ -57,38 +57,38 @@ def _its_own(plan: LaunchPlan) -> list[str]:
     elif any(wanted := needs_front_end_hooks(given.value("additional_config"))):
         dropped |= {"--scheduling-policy"} if wanted[0] else set()
         dropped.add("--additional-config")
-        lost = "vLLM's own server gives requests no deadlines, and predicts no order."
+        lost = "vLLM's own server supports neither deadlines nor shadow predictions."
         plan.fallbacks.append(Fallback("scheduler", lost))
     if given.value("load_format") == LOAD_FORMAT and (reason := compat.check("weights")):
         dropped.add("--load-format")
-        plan.fallbacks.append(Fallback("weights", f"{reason} vLLM's own loader reads them."))
+        plan.fallbacks.append(Fallback("weights", f"{reason} vLLM's own loader reads the weights."))
     transfer = given.value("kv_transfer_config")
     if isinstance(transfer, Mapping) and transfer.get("kv_connector_module_path") == CONNECTOR:
         dropped.add("--kv-transfer-config")
-        plan.fallbacks.append(Fallback("handover", "vLLM's own server moves no requests with their KV."))
-    return [word for flag, word in zip(["", *given], given, strict=False) if not {flag, word} & dropped]
+        plan.fallbacks.append(Fallback("handover", "vLLM's own server does not move requests with their KV."))
+    return [one for flag, one in zip(["", *given], given, strict=False) if not {flag, one} & dropped]
 
 
 def _acknowledge(plan: LaunchPlan, descriptor: int) -> None:
-    """Report readiness once the server answers. No token is generated, because nothing was restored."""
+    """Report readiness once the server responds; no token is generated, because nothing was restored."""
     given = plan.vllm_args
     scheme = "https" if given.gives("ssl_certfile") else "http"
     url = addresses.build_url(
         str(given.value("host") or "127.0.0.1"), given.number("port", DEFAULT_PORT), scheme
     )
-    # vLLM listens at its Unix socket alone if it has one.
+    # With a Unix socket, vLLM does not listen on a port.
     while not _answers(f"{url}/health", str(given.value("uds")) if given.value("uds") else None):
         time.sleep(PAUSE_S)
     named = fallback.encode(plan.fallbacks)
-    answer(descriptor, {"fast_path": {"start": False}, "fallbacks": named, "tokens": [], "canary": None})
+    send_report(descriptor, {"fast_path": {"start": False}, "fallbacks": named, "tokens": [], "canary": None})
 
 
 def _answers(url: str, socket: str | None) -> bool:
-    """Return whether the server answers. Its certificate need not name this address."""
+    """Return whether the server responds. Its certificate is not verified."""
     import httpx
 
     transport = httpx.HTTPTransport(verify=False, uds=socket)
-    # No proxy of the environment stands before a local server.
+    # Do not use a proxy of the environment for a local server.
     with httpx.Client(transport=transport, timeout=PATIENCE_S, trust_env=False) as client:
         try:
             return client.get(url).status_code == 200

@@ -43,7 +43,7 @@ def test_difference_names_variable_that_a_worker_could_read(name: str) -> None:
         (["--jit-monitor-mode", "error"], "jit_monitor_mode"),
         (["--num-gpu-blocks-override", "9"], "num_gpu_blocks_override"),
         (["-cc.mode=0"], "compilation_config"),
-        (["--max-num-seqs", "9"], "max_num_seqs: the built worker has 8, this start needs 9"),
+        (["--max-num-seqs", "9"], "max_num_seqs: the prebuilt worker has 8, this start needs 9"),
         # The scheduler enforces a smaller limit.
         (["--max-num-seqs", "7"], None),
         # Flags that a worker does not receive or does not use.
@@ -67,9 +67,9 @@ def test_difference_names_flag_that_a_worker_may_read(
     def described(*more: str, key: str = "k") -> dict[str, str]:
         return adoption.describe_worker(server.parse_args([*given, *more])[0], LaunchPlan([], key=key))
 
-    reason = adoption.difference(described(), described(*words))
+    reason = adoption.find_difference(described(), described(*words))
     assert (reason or "None").startswith(str(named))
-    assert "the bundle's key" in str(adoption.difference(described(), described(key="other")))
+    assert "the bundle's key" in str(adoption.find_difference(described(), described(key="other")))
 
 
 def test_forked_server_reports_reason_when_the_worker_does_not_fit(

@@ -113,7 +113,7 @@ def template(arguments: list[str]) -> None:
         while not Path(BEHAVIOUR.partition(":")[2]).exists():
             time.sleep(0.01)
     server.run = serve  # type: ignore[assignment]
-    real.build = lambda plan, level: None  # type: ignore[assignment]
+    real.build_template = lambda plan, level: None  # type: ignore[assignment]
     real.SLEEP_LEVELS = {}  # the fake is forked at every level
     real.main(arguments)
 

@@ -155,13 +155,13 @@ def replace_worker(monkeypatch: pytest.MonkeyPatch) -> dict[str, SimModel]:
         return {r.symbol: Tensor(r) for r in regions}
 
     monkeypatch.setitem(sys.modules, hooks.MODULE, SimpleNamespace(CudaGraphManager=Manager))
-    monkeypatch.setattr(hooks, "require", lambda: None)
+    monkeypatch.setattr(hooks, "require_support", lambda: None)
     for module in (record, restore):
         monkeypatch.setattr(module, "CudaDriver", lambda *log: now["model"].driver)
         monkeypatch.setattr(module, "runner_tensors", tensors)
     monkeypatch.setattr(record, "TorchFramework", framework)
     monkeypatch.setattr(record, "ModuleWatch", lambda log: None)
-    monkeypatch.setattr(restore, "create_output", lambda runner, like: None)
+    monkeypatch.setattr(restore, "allocate_output", lambda runner, like: None)
     return now
 
 
@@ -183,7 +183,11 @@ class Rounds:
         self._between(name)
         self._here["model"] = model = SimModel(self._shape, 100 + len(self.names))
         self.names.append(name)
-        session = restore.Proving(task.prove) if task.prove else record.GraphRecording(task.record or Path())
+        session = (
+            restore.ProvingSession(task.prove)
+            if task.prove
+            else record.RecordingSession(task.record or Path())
+        )
         runner = Runner(model)
         self._before(model)
         assert session.run(runner, runner.own) == "captured"
@@ -194,10 +198,10 @@ class Rounds:
 
 def start(
     here: dict[str, SimModel], bundle: Path, *, before: Change = lambda model: None
-) -> tuple[restore.Restoring, Runner]:
+) -> tuple[restore.RestoringSession, Runner]:
     """Start from the bundle in a new process; `before` can change the process."""
     here["model"] = model = SimModel(SHAPE, 200)
-    session, runner = restore.Restoring(bundle), Runner(model)
+    session, runner = restore.RestoringSession(bundle), Runner(model)
     before(model)
     session.run(runner, runner.own)
     return session, runner

@@ -26,7 +26,7 @@ from vllm.platforms.cpu import CpuPlatform
 
 from coldstart.contract.plan import LaunchPlan
 from coldstart.vllm import sleep
-from coldstart.vllm.engine.stepdowns import WORKER
+from coldstart.vllm.engine.components import WORKER
 from coldstart.vllm.sleep import backend, device, memory
 
 PROMPTS = ["Once upon a time", "The"]
@@ -124,7 +124,7 @@ def main(base: str, directory: str, cycles: str, arenas: str = "4") -> None:
         }
         engines[1].sleep(1)
     # The record of an evicted copy remains, with the reason, until its owner has seen it.
-    files = memory.Arenas.shared().directory.glob("*.json")
+    files = memory.ArenaPool.open_shared().directory.glob("*.json")
     records = sum(not json.loads(path.read_text())["reason"] for path in files)
     print(json.dumps({
         "cycles": int(cycles), "seconds": round(seconds, 2), "differences": differences,

@@ -39,6 +39,6 @@ def sleep_awake(module: ModuleType) -> None:
         setattr(module.ColdWorker, name, do_nothing)
 
 
-late.when_imported("coldstart.launch.modes", permit_modes)
-late.when_imported("vllm.platforms.cpu", permit_sleep)
-late.when_imported("coldstart.vllm.engine.worker", sleep_awake)
+late.run_when_imported("coldstart.launch.modes", permit_modes)
+late.run_when_imported("vllm.platforms.cpu", permit_sleep)
+late.run_when_imported("coldstart.vllm.engine.worker", sleep_awake)

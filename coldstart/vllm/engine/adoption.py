@@ -1,9 +1,9 @@
-"""Decide whether what was built before a start fits it, by comparing vLLM's engine arguments.
+"""Decide whether a prebuilt worker fits a start, by comparing vLLM's engine arguments.
 
-vLLM builds an engine from these arguments, the environment and the model. Environment and code are compared before
-(`launch/template_environment.py`, `system/fingerprint.py`), and the bundle's key and the weights' digest cover the model. An
-argument that differs prevents the use of a built worker unless APART has a reason why a worker cannot have read it. An
-argument of a newer vLLM is therefore compared at once.
+An engine depends on its arguments, the environment, the code and the model. Environment and code are compared before
+(`launch/template_environment.py`, `system/fingerprint.py`). The bundle's key and the digest of the weights identify the
+model. Any argument that differs prevents adoption unless IGNORED_ARGUMENTS gives a reason why it does not affect a
+worker. So arguments that a newer vLLM adds are compared automatically.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.scheduling.settings import KEY
 from coldstart.system import secrets
 
-_ENGINE = "used by the engine only, which every server builds"
+_ENGINE = "used only by the engine core, which every server builds"
 _LOGS = "affects logs only"
-APART: Mapping[str, str] = {
-    "served_model_name": "a name of the server",
+IGNORED_ARGUMENTS: Mapping[str, str] = {
+    "served_model_name": "only names the model in the API",
     "hf_token": "a credential",
     "scheduler_cls": _ENGINE,
     "scheduling_policy": _ENGINE,
@@ -40,13 +40,16 @@ APART: Mapping[str, str] = {
     "enable_log_requests": _LOGS,
     "aggregate_engine_logging": _LOGS,
 }
-# A worker with larger buffers than this start needs can serve it, because the scheduler enforces the limit.
-ROOMY = frozenset({"max_num_seqs"})
+# A worker built for a larger value can serve a smaller one, because the scheduler enforces the limit.
+MAXIMUM_ARGUMENTS = frozenset({"max_num_seqs"})
 MODEL = "the model's directory"
 
 
-def describe(args: Namespace) -> dict[str, str]:
-    """Return the parsed engine arguments by name. Call this before a configuration is created, which changes some."""
+def describe_engine(args: Namespace) -> dict[str, str]:
+    """Return the engine arguments by name.
+
+    Call this before a configuration is created from `args`, which changes some of them.
+    """
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     given = AsyncEngineArgs.from_cli_args(args)
@@ -54,25 +57,25 @@ def describe(args: Namespace) -> dict[str, str]:
 
 
 def describe_worker(args: Namespace, plan: LaunchPlan) -> dict[str, str]:
-    """Return what a worker for `args` depends on: the arguments but APART, and the model's content, not its directory."""
-    found = describe(args)
-    # The settings of our scheduler, which the engine builds, are among the additional ones.
+    """Return the engine arguments that affect a worker, with the model's content instead of its directory."""
+    found = describe_engine(args)
+    # additional_config also contains the settings of our scheduler, which does not affect the worker.
     found["additional_config"] = repr({k: v for k, v in (args.additional_config or {}).items() if k != KEY})
     found = {name: MODEL if value == found["model"] else value for name, value in found.items()}
     content = {"the bundle's key": str(plan.key), "the weights": str(plan.weights)}
-    return {name: value for name, value in found.items() if name not in APART} | content
+    return {name: value for name, value in found.items() if name not in IGNORED_ARGUMENTS} | content
 
 
-def difference(built: Mapping[str, str], wanted: Mapping[str, str]) -> str | None:
-    """Return the first argument that differs, with both values; None if the worker can be adopted."""
-    for name in sorted({*built, *wanted}):
-        had, requested = built.get(name, "none"), wanted.get(name, "none")
-        if had != requested and not (name in ROOMY and _is_roomier(had, requested)):
-            return f"{name}: the built worker has {_shown(name, had)}, this start needs {_shown(name, requested)}"
+def find_difference(built: Mapping[str, str], required: Mapping[str, str]) -> str | None:
+    """Return a message with the first argument that differs and both values; None if the worker can be adopted."""
+    for name in sorted({*built, *required}):
+        had, requested = built.get(name, "none"), required.get(name, "none")
+        if had != requested and not (name in MAXIMUM_ARGUMENTS and _is_larger(had, requested)):
+            return f"{name}: the prebuilt worker has {_shown(name, had)}, this start needs {_shown(name, requested)}"
     return None
 
 
-def _is_roomier(had: str, requested: str) -> bool:
+def _is_larger(had: str, requested: str) -> bool:
     return had.isdecimal() and requested.isdecimal() and int(had) >= int(requested)
 
 

@@ -1,8 +1,7 @@
-"""Build vLLM's API application while the engine starts.
+"""Build vLLM's API application in a thread while the engine starts.
 
-vLLM builds it from the parsed arguments after the engine has started, while the engine waits. A thread makes the same call with
-the same arguments during the engine's start. vLLM receives the result if it requests the same application, and builds
-its own otherwise.
+vLLM builds the application after the engine has started. Here a thread makes the same call with the same arguments during
+the start of the engine. vLLM receives the result if it requests the same application, and builds its own otherwise.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from coldstart.system import timeline
 from coldstart.vllm import compat
 
 _ENTRY = "vllm.entrypoints.launchers.api_server.entry"
-# The tasks of nearly every model that generates. vLLM builds the application itself for a model with other tasks.
+# Supported tasks of most generative models. For other tasks, vLLM builds the application itself.
 _TASKS = ("generate",)
 
 
-def warm(args: Namespace, config: Any) -> None:
-    """Build and discard an application, so that its modules are imported and its route schemas cached."""
+def warm_up(args: Namespace, config: Any) -> None:
+    """Build an application and discard it, which imports its modules and caches its route schemas."""
     with timeline.measure("import app", track="server"):
-        _built(args, config)
+        _build_application(args, config)
 
 
-def _built(args: Namespace, config: Any) -> Any:
+def _build_application(args: Namespace, config: Any) -> Any:
     import uvicorn
     from vllm.entrypoints.launchers.app import build_app
 
@@ -39,21 +38,21 @@ def _built(args: Namespace, config: Any) -> Any:
 
 
 class EarlyApplication:
-    """The API application for given arguments, built by a thread of this process."""
+    """API application that a thread builds before vLLM requests it."""
 
     def __init__(self) -> None:
-        self._asked: tuple[Namespace, Any] | None = None
+        self._arguments: tuple[Namespace, Any] | None = None
         self._thread: Thread | None = None
-        self._made: Any = None
+        self._application: Any = None
 
-    def begin_after_fork(self, args: Namespace, config: Any) -> None:
-        """Build the application after this process has forked its engine: a fork of several threads would be incomplete."""
-        self._asked = args, config
+    def start_building_after_fork(self, args: Namespace, config: Any) -> None:
+        """Start building after this process has forked its engine: a child of a multithreaded process would be incomplete."""
+        self._arguments = args, config
         os.register_at_fork(after_in_parent=self._begin)
 
-    def begin(self, args: Namespace, config: Any) -> None:
-        """Start building the application now instead of when vLLM asks for it."""
-        self._asked = args, config
+    def start_building(self, args: Namespace, config: Any) -> None:
+        """Start building the application now, instead of when vLLM requests it."""
+        self._arguments = args, config
         self._begin()
 
     def _begin(self) -> None:
@@ -64,20 +63,17 @@ class EarlyApplication:
     def _build(self) -> None:
         # vLLM makes the same call and reports its error.
         with suppress(Exception):
-            self._made = _built(*self._asked)  # type: ignore[misc]
+            self._application = _build_application(*self._arguments)  # type: ignore[misc]
 
     def _fits(self, args: Namespace, tasks: Any, model_config: Any) -> bool:
-        if self._thread is None or self._asked is None:
+        if self._thread is None or self._arguments is None:
             return False
-        given, config = self._asked
+        given, config = self._arguments
         return args is given and tuple(tasks or ()) == _TASKS and model_config is config.model_config
 
     @contextmanager
-    def provide(self) -> Iterator[None]:
-        """Within this block, hand vLLM the prebuilt application if it is about to build the same one.
-
-        Waits until it is built.
-        """
+    def provide_to_vllm(self) -> Iterator[None]:
+        """In this block, return the prebuilt application to vLLM if it requests the same one; wait until it is built."""
         if compat.check("application", lambda: import_module(_ENTRY).build_app):
             yield
             return
@@ -88,8 +84,8 @@ class EarlyApplication:
             if self._fits(args, supported_tasks, model_config):
                 assert self._thread is not None
                 self._thread.join()
-                if self._made is not None:
-                    return self._made
+                if self._application is not None:
+                    return self._application
             return build(args, supported_tasks, model_config)
 
         entry.build_app = build_app

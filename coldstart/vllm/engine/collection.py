@@ -1,8 +1,8 @@
-"""Postpone the garbage collections of an engine that starts, until it is warm.
+"""Postpone Python garbage collections while an engine starts.
 
-vLLM collects all garbage about ten times while an engine starts, and each collection scans all objects of the process, of
-which nearly none is garbage. Here one collection runs when the engine is warm, and the survivors are frozen as vLLM does it.
-While vLLM profiles the device's memory its collections run, because garbage can hold memory of the device.
+vLLM collects garbage about ten times while an engine starts. Each collection scans all objects of the process, and finds
+almost no garbage. Here, one collection runs when the engine is warm, and the surviving objects are frozen, as vLLM does.
+While vLLM profiles GPU memory its collections run, because garbage can hold GPU memory.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ _OWN = {name: getattr(gc, name) for name in ("collect", "freeze", "unfreeze")}
 
 
 def postpone_in_children() -> None:
-    """Postpone the collections of the engines that this process forks while its own garbage collector is off."""
+    """Postpone the collections of engines that this process forks while its own garbage collector is disabled."""
     os.register_at_fork(after_in_child=_postpone_if_starting if _hook_core() else gc.enable)
 
 
 def postpone_in_process() -> None:
-    """Postpone the collections of an engine that will start inside this process."""
+    """Postpone the collections of an engine that will start in this process."""
     if _hook_core():
         gc.freeze()
-        postpone()
+        postpone_collections()
 
 
-def postpone() -> None:
-    """Run no collection in this process until `resume`, not even a requested one."""
+def postpone_collections() -> None:
+    """Disable all collections in this process, explicit ones included, until `resume_collections`."""
     gc.disable()
     for name in _OWN:
         setattr(gc, name, _skip)
 
 
 def _postpone_if_starting() -> None:
-    # The hook cannot be removed: what a warm server or engine forks later collects as usual.
+    # The hook cannot be removed, but processes that a warm server or engine forks later collect as usual.
     if not gc.isenabled():
-        postpone()
+        postpone_collections()
 
 
-def resume() -> None:
-    """Collect once, freeze the survivors and enable the garbage collector, if collections are postponed."""
+def resume_collections() -> None:
+    """If collections are postponed, collect once, freeze the surviving objects and enable the garbage collector."""
     if _is_postponed():
         _restore()
         gc.collect()
@@ -55,17 +55,17 @@ def resume() -> None:
 
 
 def _hook_core() -> bool:
-    """Let vLLM's engine resume when it is warm; return False if this vLLM does not say when that is."""
+    """Make vLLM's engine resume collections when it is warm; return False if this vLLM has no hook for that."""
     core = import_module(CORE)
     if (freeze := getattr(core, "freeze_gc_heap", None)) is None:
         return False
     core.freeze_gc_heap = _resuming(freeze)  # type: ignore[attr-defined]
-    late.when_imported(WORKER, _hook_worker, lambda _: resume())
+    late.run_when_imported(WORKER, _hook_worker, lambda _: resume_collections())
     return True
 
 
 def _hook_worker(module: Any) -> None:
-    # With several ranks, each worker is a process of its own.
+    # With several ranks, each worker has its own process.
     module.freeze_gc_heap = _resuming(module.freeze_gc_heap)
     module.memory_profiling = _collecting(module.memory_profiling)
 
@@ -73,7 +73,7 @@ def _hook_worker(module: Any) -> None:
 def _resuming(freeze: Callable[[], None]) -> Callable[[], None]:
     def resume_or_freeze() -> None:
         if _is_postponed():
-            resume()
+            resume_collections()
         else:
             freeze()
 
@@ -90,7 +90,7 @@ def _collecting(profile: Callable[..., Any]) -> Callable[..., Any]:
                 yield result
         finally:
             if postponed:
-                postpone()
+                postpone_collections()
 
     return profile_with_collections
 

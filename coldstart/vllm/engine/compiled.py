@@ -1,10 +1,10 @@
-"""Compiled forward functions: save them once and load them at every start instead of compiling.
+"""Save compiled forward functions once, and load them at every start instead of compiling.
 
-vLLM stores a module's ahead-of-time compiled forward in `aot_compiled_fn` and calls it if it is set. That attribute is the
-integration point. Offline each compiled module's function is serialised with torch's bundled form. Online it is
-deserialised and set before the first forward, so no cache key and no path matters.
-In vLLM 0.31 and 0.32 vLLM's own reload of the artifact fails on the inductor backend (it calls `finalize_loading`, which the
-function deserialised by torch lacks), and vLLM compiles again. This module does not need that method.
+vLLM stores the ahead-of-time compiled forward of a module in `aot_compiled_fn`, and calls it if it is set. Offline, this
+module serializes that function with torch. Online, it deserializes the function and sets the attribute before the first
+forward, so neither cache keys nor paths matter. On the Inductor backend, vLLM 0.31 and 0.32 fail to reload their own
+artifact (they call `finalize_loading`, which the deserialized function lacks) and compile again. This module does not
+need that method.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import Any
 
 from coldstart.contract.environment import TORCHINDUCTOR_CACHE_DIR
 
-DECORATORS = "vllm.compilation.decorators"
-"""Module of vLLM that loads ahead-of-time artifacts."""
+DECORATORS_MODULE = "vllm.compilation.decorators"
+"""vLLM module that loads ahead-of-time artifacts."""
 INDEX = "modules.json"
 INDUCTOR_DIR = "inductor"
 _KEPT_SUFFIXES = {".so", ".cpp", ".py"}
@@ -36,44 +36,44 @@ _DIRECTORIES = re.compile(r" -[IL]/\S*")
 
 
 class CompiledMismatchError(RuntimeError):
-    """The artifact does not fit this model or these sources; vLLM must compile."""
+    """The artifact does not match this model or the installed sources, so vLLM must compile."""
 
 
 class NotSavedError(RuntimeError):
-    """A compiled forward cannot be serialised; vLLM works without it and compiles at every start."""
+    """A compiled forward cannot be serialized, so vLLM compiles at every start."""
 
 
-def rank_directory(directory: Path, rank: int, ranks: int) -> Path:
-    """Return where an artifact directory has the functions of a pipeline's rank. All ranks share its kernels."""
-    return directory / f"rank-{rank}" if ranks > 1 else directory
+def get_rank_directory(directory: Path, rank: int, rank_count: int) -> Path:
+    """Return the subdirectory with the compiled functions of a pipeline rank; all ranks share the kernels."""
+    return directory / f"rank-{rank}" if rank_count > 1 else directory
 
 
-def compiled_modules(model: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the submodules of `model` that vLLM compiles, by qualified name ('' is the model itself)."""
+def iterate_compiled_modules(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the name and module of each submodule that vLLM compiles; the name of `model` itself is empty."""
     for name, module in model.named_modules():
         if getattr(module, "do_not_compile", True) is False:
             yield name, module
 
 
-def save(model: Any, directory: Path) -> list[str]:
-    """Serialise every compiled forward of `model` into `directory` and return the modules' names.
+def save_forwards(model: Any, directory: Path) -> list[str]:
+    """Serialize the compiled forward of each module of `model` into `directory`, and return the module names.
 
     Raises:
-        NotSavedError: vLLM compiles no module, or one has no ahead-of-time function, or torch cannot serialise it.
+        NotSavedError: vLLM compiles no module, a module has no ahead-of-time function, or torch cannot serialize it.
     """
     names = []
-    for index, (name, module) in enumerate(compiled_modules(model)):
+    for index, (name, module) in enumerate(iterate_compiled_modules(model)):
         function = getattr(module, "aot_compiled_fn", None)
         kind = f"{type(module).__name__} ({name or 'the model itself'})"
         if function is None:
             raise NotSavedError(f"{kind} has no ahead-of-time compiled forward")
         try:
-            with functions_by_content():
+            with pickle_functions_by_code():
                 function.save_compiled_function(str(directory / f"{index}.aot"))
         except Exception as error:  # torch reports objects it cannot pickle with many error types
             reason = _ADDRESS.sub("", (str(error).strip().splitlines() or [""])[0])
             raise NotSavedError(
-                f"the compiled forward of {kind} cannot be serialised: {type(error).__name__}: {reason}"
+                f"the compiled forward of {kind} cannot be serialized: {type(error).__name__}: {reason}"
             ) from error
         names.append(name)
     if not names:
@@ -93,11 +93,11 @@ def copy_kernels(directory: Path) -> None:
 
 
 @contextmanager
-def functions_by_content() -> Iterator[None]:
-    """Make torch serialise a function that a decorator hides by its code and closure, as it does a nested function.
+def pickle_functions_by_code() -> Iterator[None]:
+    """Make torch serialize a function that a decorator hides by its code and closure, like a nested function.
 
-    Otherwise torch serialises it by name, and the name refers to another object. This affects the forwards of transformers'
-    models, which vLLM's Transformers backend compiles.
+    Otherwise torch serializes the function by name, and the name refers to the decorator's result. This affects
+    transformers models, which vLLM's Transformers backend compiles.
     """
     try:
         from torch._dynamo.aot_compile import AOTCompilePickler
@@ -111,8 +111,8 @@ def functions_by_content() -> Iterator[None]:
         if reduced is not NotImplemented or not inspect.isfunction(obj) or _is_found(obj):
             return reduced
         # Use the function's own globals: functools.wraps copies the module of the wrapped function.
-        place = obj.__globals__["__name__"]
-        parts = (obj.__code__, place, obj.__qualname__, obj.__defaults__, obj.__closure__)
+        module = obj.__globals__["__name__"]
+        parts = (obj.__code__, module, obj.__qualname__, obj.__defaults__, obj.__closure__)
         return type(self)._unpickle_nested_function, parts
 
     AOTCompilePickler.reducer_override = reducer_override
@@ -131,21 +131,23 @@ def _is_found(function: Any) -> bool:
     return held is function
 
 
-def kernels(directory: Path) -> set[Path]:
-    """Return the kernels in an artifact directory, without Inductor's processor probes, which every machine builds."""
+def list_kernels(directory: Path) -> set[Path]:
+    """Return the kernels in an artifact directory, without Inductor's CPU probes, which every machine builds itself."""
     return set((directory / INDUCTOR_DIR).rglob("*.main.so"))
 
 
-def restore(model: Any, directory: Path) -> int:
-    """Set the compiled forward of every module in `directory`'s index, and return their number.
+def restore_forwards(model: Any, directory: Path) -> int:
+    """Set the compiled forward of each module from an artifact directory, and return the number of modules.
 
     Raises:
-        CompiledMismatchError: The modules or their sources differ; nothing was set.
+        CompiledMismatchError: The modules or their sources differ from the artifact's; no forward was set.
     """
-    modules = dict(compiled_modules(model))
+    modules = dict(iterate_compiled_modules(model))
     names: list[str] = json.loads((directory / INDEX).read_text())
     if names != list(modules):
-        raise CompiledMismatchError(f"compiled modules differ: expected {list(modules)}, found {names}")
+        raise CompiledMismatchError(
+            f"the artifact has the modules {names}, but the model has {list(modules)}"
+        )
     loaded = [_load(modules[name], directory / f"{i}.aot") for i, name in enumerate(names)]
     for name, function in zip(names, loaded, strict=True):
         modules[name].aot_compiled_fn = function
@@ -160,26 +162,26 @@ def _load(module: Any, path: Path) -> Any:
     with set_current_vllm_config(module.vllm_config), path.open("rb") as file:
         function = torch.compiler.load_compiled_function(file, f_globals=module.forward.__globals__)
     _check_sources(function.source_info())
-    # As in vLLM: it specialises only on the declared dynamic dimensions and drops every guard.
+    # As in vLLM, which specializes only on the declared dynamic dimensions and drops all guards.
     if not module.compilation_config.dynamic_shapes_config.evaluate_guards:
         function.disable_guard_check()
     return function
 
 
 def _check_sources(info: Any) -> None:
-    """Reject an artifact traced from other sources than the installed ones, compared by content and not by path."""
+    """Raise CompiledMismatchError if an installed source differs in content from the one that the artifact was traced from."""
     contents = {source.module: source.content for source in info.inlined_sources}
     for name, content in contents.items():
         if inspect.getsource(importlib.import_module(name)) != content:
-            raise CompiledMismatchError(f"{name} has changed since the artifact was created")
+            raise CompiledMismatchError(f"the source of {name} has changed since the artifact was created")
 
 
-def name_kernels() -> None:
-    """Make Inductor in this process name kernels independently of the place where Python and torch are installed.
+def use_portable_kernel_names() -> None:
+    """Make Inductor name the kernels of this process independently of the directories of Python and torch.
 
-    Inductor names a kernel by a hash of its source and its compile command, and the command contains the include and library
-    directories. Without them a bundle's kernels are found by any installation: the bundle's key contains the versions of
-    Python, torch and the compiler. A kernel that exists under Inductor's own name keeps that name.
+    Inductor names a kernel by a hash of its source and compile command, which contains the include and library
+    directories. Without these, every installation finds the kernels of a bundle, whose key contains the versions of
+    Python, torch and the compiler. A kernel that already exists under Inductor's own name keeps that name.
     """
     try:
         from torch._inductor import codecache
@@ -205,76 +207,76 @@ def name_kernels() -> None:
 # --- on a GPU ---
 
 
-class Aot:
-    """Artifacts of one bundle in one worker on a GPU; `reasons` explain each compilation despite an artifact.
+class AotArtifacts:
+    """vLLM's own ahead-of-time artifacts of one bundle, used by one GPU worker.
 
-    vLLM stores <root>/torch_compile_cache/torch_aot_compile/<hash>/rank_<rank>_<dp>/model and, beside the ranks, Inductor's
-    cache. The hash includes the model's path, so a bundle's artifact never has the right name. It is copied to the requested
-    path just before vLLM looks there. vLLM then compares the traced sources and decides whether to use it. It can load an
-    artifact and compile nevertheless: before PyTorch 2.12 an artifact contains no kernels. vLLM's own counter of compilations
-    therefore decides what is reported.
+    vLLM reads <root>/torch_compile_cache/torch_aot_compile/<hash>/rank_<rank>_<dp>/model and, beside the ranks,
+    Inductor's cache. The hash includes the model path, so the path in the bundle never matches. The artifact is therefore
+    copied to the path that vLLM requests, just before vLLM reads it. vLLM compares the traced sources and decides whether
+    to use it. vLLM can load an artifact and still compile, because artifacts of PyTorch before 2.12 contain no kernels.
+    The report therefore uses vLLM's own counter of compilations.
     """
 
     def __init__(self, directory: Path) -> None:
-        self._directory, self._misses, self.loaded = directory, list[str](), 0
+        self._directory, self._misses, self.loaded_count = directory, list[str](), 0
 
     @property
     def reasons(self) -> list[str]:
-        """Return why vLLM compiled in this process although the bundle has artifacts."""
-        # A section can contain only caches of other compilers: without compilation vLLM requests no artifact.
-        if not self.loaded and not self._misses and self._directory.is_dir():
+        """Return the reasons why vLLM compiled in this process although the bundle has artifacts."""
+        # The section may contain only caches of other compilers: then vLLM requests no artifact.
+        if not self.loaded_count and not self._misses and self._directory.is_dir():
             return ["vLLM requested no ahead-of-time artifact"]
-        count = _compilations() if self.loaded and not self._misses else 0
+        count = _compilations() if self.loaded_count and not self._misses else 0
         counted = (
             f"vLLM loaded the artifact and compiled {count} graphs again: it contains no kernels for them"
         )
         return [*self._misses, *([counted] if count else [])]
 
-    def miss(self, reason: str) -> None:
-        """Add a reason for which vLLM compiles."""
+    def add_reason(self, reason: str) -> None:
+        """Add a reason why vLLM compiles."""
         self._misses.append(reason)
 
-    def install(self, module: Any) -> None:
-        """Wrap vLLM's function that loads artifacts."""
+    def wrap_loader(self, module: Any) -> None:
+        """Make vLLM's loader, in the imported `module`, find the artifacts of the bundle."""
         original = module._try_load_aot_compiled_fn
 
         @functools.wraps(original)
         def load(model: Any, aot_compilation_path: str) -> Any:
-            laid = self.lay(Path(aot_compilation_path))
+            laid = self.copy_artifact(Path(aot_compilation_path))
             compiled = original(model, aot_compilation_path)
-            self._account(laid, compiled is not None, Path(aot_compilation_path))
+            self._record_load(laid, compiled is not None, Path(aot_compilation_path))
             return compiled
 
         module._try_load_aot_compiled_fn = load
 
-    def lay(self, path: Path) -> bool:
-        """Copy the artifact of `path`'s rank and Inductor's cache there, unless `path` exists. Return whether it does then."""
+    def copy_artifact(self, path: Path) -> bool:
+        """Copy the rank's artifact and Inductor's cache to `path` unless it exists; return whether it exists afterwards."""
         if path.exists():
             return True
-        held = self._held(path.parent.name, path.name)
+        held = self._find_artifact(path.parent.name, path.name)
         if held is None:
             return False
         try:
             shutil.copytree(held.parent.parent, path.parent.parent, dirs_exist_ok=True)
         except OSError as error:
-            self.miss(f"{path.parent.name}: cannot copy the artifact: {error}")
+            self.add_reason(f"{path.parent.name}: cannot copy the artifact: {error}")
         return path.exists()
 
-    def _held(self, rank: str, name: str) -> Path | None:
-        """Return the only artifact of that rank, None if there are several: a model may have several compiled parts."""
+    def _find_artifact(self, rank: str, name: str) -> Path | None:
+        """Return the artifact of the rank, or None if there is not exactly one: a model can have several compiled parts."""
         artifacts = sorted(self._directory.glob(f"*/{rank}/{name}"))
         if len(artifacts) != 1:
-            self.miss(f"{rank}: the bundle has {len(artifacts)} artifacts")
+            self.add_reason(f"{rank}: the bundle has {len(artifacts)} artifacts")
         return artifacts[0] if len(artifacts) == 1 else None
 
-    def _account(self, laid: bool, loaded: bool, path: Path) -> None:
-        self.loaded += loaded
+    def _record_load(self, laid: bool, loaded: bool, path: Path) -> None:
+        self.loaded_count += loaded
         if laid and not loaded:
-            self.miss(f"{path.parent.name}: vLLM rejected the artifact and compiled again")
+            self.add_reason(f"{path.parent.name}: vLLM rejected the artifact and compiled again")
 
 
 def _compilations() -> int:
-    """Return the number of graphs that Inductor compiled in this process; what it took from its cache does not count."""
+    """Return the number of graphs that Inductor compiled in this process, without hits of its cache."""
     from vllm.compilation.counter import compilation_counter
 
     return int(compilation_counter.num_inductor_compiles)

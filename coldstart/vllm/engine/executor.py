@@ -1,8 +1,8 @@
-"""Executor that runs the worker inside the engine process, without a third process or a third import.
+"""Executor that runs the worker inside the engine process, which avoids another process and another import of torch.
 
-On the CPU, vLLM replaces its single-process executor by the multi-process one, because OpenMP must be configured
-before the worker's first import. vLLM does not replace an executor given by qualified name. This one configures
-the same number of threads as vLLM's binding would, so reductions and tokens are the same.
+On the CPU, vLLM replaces its single-process executor by the multi-process one, because OpenMP must be configured before
+the worker's first import. vLLM does not replace an executor given by qualified name. This executor configures the same
+number of threads as vLLM's CPU binding, so reductions and tokens are the same.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.system import timeline
 from coldstart.system.proc.lifeline import die_with_parent
 from coldstart.vllm import compat
-from coldstart.vllm.engine import adoption, stepdowns
+from coldstart.vllm.engine import adoption, components
 
-# vLLM's CPU worker disables torch.set_num_threads; a worker adopted after a fork still needs the original.
+# vLLM's CPU worker disables torch.set_num_threads, but a worker adopted after a fork needs it.
 _set_num_threads = torch.set_num_threads
 
 
 @dataclass
 class _Built:
-    """Worker of a template, the arguments that it was built for, and why it does not fit this process's server."""
+    """Worker of a template, with its engine arguments and the reason why it does not match this server."""
 
     worker: WorkerWrapperBase
     arguments: Mapping[str, str]
@@ -40,7 +40,7 @@ _kept: list[_Built] = []
 
 
 class ColdExecutor(UniProcExecutor):
-    """Executor that builds the worker in this process, or adopts the one that a template built before the fork."""
+    """Executor that builds the worker in this process, or adopts the worker that a template built before the fork."""
 
     def _init_executor(self) -> None:
         die_with_parent()
@@ -50,7 +50,7 @@ class ColdExecutor(UniProcExecutor):
             self._adopt(built.worker)
             return
         with timeline.measure("build worker", track="engine"):
-            require_worker(self.vllm_config)
+            use_vllm_worker_if_needed(self.vllm_config)
             super()._init_executor()
         if built is not None:
             self.driver_worker.worker.record_built_by_server(built.unfit)
@@ -60,21 +60,21 @@ class ColdExecutor(UniProcExecutor):
         worker.worker.take_over(self.vllm_config.kv_transfer_config)
 
 
-def require_worker(config: VllmConfig) -> None:
-    """Make vLLM's own worker run if ours cannot be imported, and report the reason."""
-    if config.parallel_config.worker_cls != stepdowns.WORKER:
+def use_vllm_worker_if_needed(config: VllmConfig) -> None:
+    """Select vLLM's own worker if ours cannot be imported, and record the reason."""
+    if config.parallel_config.worker_cls != components.WORKER:
         return
     if reason := compat.check("worker", _import_worker):
-        compat.fall_back("worker", f"{reason} vLLM's own worker runs and compiles.")
-        config.parallel_config.worker_cls = stepdowns.VLLM_WORKER
+        compat.record_fallback("worker", f"{reason} vLLM's own worker runs, and compiles.")
+        config.parallel_config.worker_cls = components.VLLM_WORKER
 
 
 def _import_worker() -> None:
     import coldstart.vllm.engine.worker  # noqa: F401
 
 
-def prebuild(config: VllmConfig, arguments: Mapping[str, str]) -> None:
-    """Build a worker with one OpenMP thread (no team, so the process can be forked) and store it for adoption."""
+def prebuild_worker(config: VllmConfig, arguments: Mapping[str, str]) -> None:
+    """Build a worker and store it for adoption; it uses one OpenMP thread, because a team does not survive a fork."""
     _set_num_threads(1)
     executor = UniProcExecutor(config)
     executor.collective_rpc("warm_up")
@@ -82,19 +82,19 @@ def prebuild(config: VllmConfig, arguments: Mapping[str, str]) -> None:
     torch.set_num_threads = _set_num_threads
 
 
-def check_built(args: Namespace, plan: LaunchPlan) -> str | None:
-    """Return why the prebuilt worker of this process does not fit, None if it fits or does not exist.
+def find_worker_mismatch(args: Namespace, plan: LaunchPlan) -> str | None:
+    """Return why the prebuilt worker of this process does not match the server; None if it does, or if there is none.
 
-    Call this before the engine's process is forked: it builds another worker then.
+    Call this before the engine process is forked: on a mismatch, that process builds another worker.
     """
     for built in _kept:
-        built.unfit = adoption.difference(built.arguments, adoption.describe_worker(args, plan))
+        built.unfit = adoption.find_difference(built.arguments, adoption.describe_worker(args, plan))
         return built.unfit
     return None
 
 
 def use_serving_threads(config: VllmConfig) -> None:
-    """Set torch's number of OpenMP threads to that of vLLM's own worker on this machine."""
+    """Set torch's number of OpenMP threads to the number that vLLM's own worker uses on this machine."""
     manager = OMPProcessManager(config)
     if not manager.skip_setup and torch.get_num_threads() != (count := len(manager.cpu_lists[0])):
         _set_num_threads(count)

@@ -1,8 +1,8 @@
 """Run the offline phase in its own process: start a real engine, measure it, and write its state.
 
-The engine runs inside this process (vLLM's in-process client), so one call to `step` is one iteration, and the
-compiled modules are accessible. vLLM compiles as usual, in an empty cache. Its responses are therefore the reference
-for every later start. The results go to a directory; this module publishes nothing.
+The engine runs inside this process (vLLM's in-process client), so one call of `step` is one iteration, and the compiled
+modules are accessible. vLLM compiles as usual with an empty cache, so its tokens are the reference for all later starts.
+The results are written to a directory; this module does not publish them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from coldstart.scheduling import profiling
 from coldstart.system import runtime, start_progress, timeline
 from coldstart.system.proc.lifeline import die_as_a_group
 from coldstart.vllm import compat
-from coldstart.vllm.engine import collection, server, stepdowns
+from coldstart.vllm.engine import collection, components, server
 from coldstart.vllm.graphs import kv_plan
 
 CANARY_PROMPT_TOKENS = 8
@@ -42,7 +42,7 @@ MAX_PROFILED_BATCH = 64
 
 
 class OfflineEngine:
-    """vLLM's engine in this process; `step_seconds` is the wall time of one iteration."""
+    """vLLM's engine, running in this process."""
 
     def __init__(self, vllm_args: Sequence[str]) -> None:
         from vllm.engine.arg_utils import AsyncEngineArgs
@@ -50,7 +50,7 @@ class OfflineEngine:
         from vllm.v1.engine.llm_engine import LLMEngine
 
         parsed, fallbacks = server.parse_args(vllm_args)
-        stepdowns.report(fallbacks)
+        components.log_fallbacks(fallbacks)
         args = AsyncEngineArgs.from_cli_args(parsed)
         self.config = args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
         self.engine = LLMEngine.from_vllm_config(self.config, disable_log_stats=True)
@@ -58,13 +58,13 @@ class OfflineEngine:
         self.random = random.Random(0)
         self._ids = (f"offline-{number}" for number in count())
 
-    def prompt(self, length: int) -> list[int]:
-        """Return `length` random token ids that no earlier prompt shares, so that the prefix cache has no effect."""
+    def create_prompt(self, length: int) -> list[int]:
+        """Return `length` random token ids. No two prompts share a prefix, so the prefix cache has no effect."""
         vocabulary = self.config.model_config.get_vocab_size()
         return [self.random.randrange(vocabulary) for _ in range(length)]
 
-    def add(self, prompt: list[int], tokens: int) -> str:
-        """Queue one greedy request for exactly `tokens` tokens, and return its name."""
+    def add_request(self, prompt: list[int], tokens: int) -> str:
+        """Add a greedy request that generates exactly `tokens` tokens, and return its id."""
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
 
@@ -73,40 +73,41 @@ class OfflineEngine:
         self.engine.add_request(name, TokensPrompt(prompt_token_ids=prompt), params)
         return name
 
-    def step_seconds(self) -> float:
-        """Run one iteration and return how many seconds it took."""
+    def time_step(self) -> float:
+        """Run one iteration, and return its wall time in seconds."""
         start = time.perf_counter()
         self.engine.step()
         return time.perf_counter() - start
 
-    def drain(self) -> list[Any]:
-        """Run until every request has finished, and return the finished outputs."""
+    def finish_requests(self) -> list[Any]:
+        """Run iterations until all requests have finished, and return their outputs."""
         finished = []
         while self.engine.has_unfinished_requests():
             finished += [output for output in self.engine.step() if output.finished]
         return finished
 
 
-def synchronous(vllm_args: Arguments) -> Arguments:
-    """Return arguments that make `step` return only when its iteration has finished; on a GPU it would return at the launch."""
+def disable_async_scheduling(vllm_args: Arguments) -> Arguments:
+    """Return the arguments with which `step` waits for its iteration; by default, a step on a GPU returns at the launch."""
     return vllm_args if runtime.targets_cpu() else vllm_args.append("--no-async-scheduling")
 
 
-def canary(engine: OfflineEngine) -> dict[str, list[int]]:
+def generate_canary(engine: OfflineEngine) -> dict[str, list[int]]:
     """Return a prompt and its greedy tokens, which every start from the bundle must reproduce."""
-    prompt = engine.prompt(CANARY_PROMPT_TOKENS)
-    engine.add(prompt, CANARY_TOKENS)
-    (output,) = engine.drain()
+    prompt = engine.create_prompt(CANARY_PROMPT_TOKENS)
+    engine.add_request(prompt, CANARY_TOKENS)
+    (output,) = engine.finish_requests()
     return {"prompt": prompt, "tokens": list(output.outputs[0].token_ids)}
 
 
-def iteration_profile(engine: OfflineEngine, budget_s: float = profiling.BUDGET_S) -> dict[str, Any]:
-    """Return the seconds per iteration, {"prefill": [[tokens, s]], "decode": [[batch, s]], ...}, each the fastest of several.
+def measure_iterations(engine: OfflineEngine, budget_s: float = profiling.BUDGET_S) -> dict[str, Any]:
+    """Measure the seconds per iteration by prompt length and by batch size (the job profiler of FastServe, section 4.1).
 
-    This is the job profiler of skip-join (FastServe section 4.1). A prompt's first iteration is measured by prompt length, a
-    later one by batch size, up to the limits of the KV cache and `budget_s` seconds.
+    Returns:
+        {"prefill": [[tokens, s]], "decode": [[batch, s]], ...} with the fastest of several measurements. Sizes are
+        limited by the KV cache and by `budget_s` seconds of measurement.
     """
-    held, block = kv_sizing(engine)["blocks"] - 1, kv_sizing(engine)["block_tokens"]
+    held, block = describe_kv_cache(engine)["blocks"] - 1, describe_kv_cache(engine)["block_tokens"]
     scheduler, longest = engine.config.scheduler_config, engine.config.model_config.max_model_len - 2
     limit = min(scheduler.max_num_batched_tokens, longest, held * block - 2)
     each = -(-(DECODE_PROMPT + DECODE_STEPS + 2) // block)
@@ -117,18 +118,18 @@ def iteration_profile(engine: OfflineEngine, budget_s: float = profiling.BUDGET_
 
 
 def _prefill(engine: OfflineEngine, length: int) -> float:
-    engine.add(engine.prompt(length), 1)
-    seconds = engine.step_seconds()
-    engine.drain()
+    engine.add_request(engine.create_prompt(length), 1)
+    seconds = engine.time_step()
+    engine.finish_requests()
     return seconds
 
 
 def _decode(engine: OfflineEngine, batch: int) -> float:
     for _ in range(batch):
-        engine.add(engine.prompt(DECODE_PROMPT), DECODE_STEPS + 2)
-    engine.step_seconds()  # this step prefills every prompt
-    seconds = [engine.step_seconds() for _ in range(DECODE_STEPS)]
-    engine.drain()
+        engine.add_request(engine.create_prompt(DECODE_PROMPT), DECODE_STEPS + 2)
+    engine.time_step()  # this step prefills every prompt
+    seconds = [engine.time_step() for _ in range(DECODE_STEPS)]
+    engine.finish_requests()
     return min(seconds)
 
 
@@ -141,7 +142,7 @@ def _powers(first: int, last: int) -> Iterator[int]:
 
 
 def write_compiled(engine: OfflineEngine, directory: Path) -> str | None:
-    """Write the compiled forward functions of all ranks and their kernels. Return None, or the reason why none was written."""
+    """Save the compiled forward functions and kernels of all ranks. Return the reason if none was saved, or None."""
     directory.mkdir()
     reasons: list[str | None] = engine.core.model_executor.collective_rpc(
         "save_compiled", args=(str(directory),)
@@ -152,68 +153,68 @@ def write_compiled(engine: OfflineEngine, directory: Path) -> str | None:
     return None
 
 
-def modelinfos() -> dict[str, str]:
-    """Return vLLM's files about the model class, by name, which it creates by importing itself in another process."""
+def read_model_infos() -> dict[str, str]:
+    """Return vLLM's cached descriptions of the model class by file name, which vLLM creates in another process."""
     directory = Path(os.environ[VLLM_CACHE_ROOT]) / "modelinfos"
     return {path.name: path.read_text() for path in sorted(directory.glob("*.json"))}
 
 
 def measure_kv_cache(plan: LaunchPlan, out: Path) -> None:
-    """Measure only the KV cache, with the caches that an earlier start has filled, and overwrite that start's result."""
-    begin(plan)
+    """Start the engine with the caches that an earlier start has filled, and overwrite the KV cache size in `out`."""
+    prepare_process(plan)
     with timeline.measure("start engine, warm", track="offline"):
-        _write(out / "kv.json", kv_sizing(OfflineEngine(synchronous(plan.vllm_args))))
+        _write(out / "kv.json", describe_kv_cache(OfflineEngine(disable_async_scheduling(plan.vllm_args))))
 
 
 def run_task(plan: LaunchPlan) -> None:
-    """Start the engine only for the work of the plug-in, and run a few steps if graphs are recorded."""
-    begin(plan)
+    """Start the engine only for a task of the graphs plug-in; run a few steps if graphs are recorded."""
+    prepare_process(plan)
     engine = OfflineEngine(plan.vllm_args)
     if plan.engine.record and engine.config.model_config.runner_type == "generate":
-        engine.add(engine.prompt(CANARY_PROMPT_TOKENS), LIVE_STEPS)
-        engine.drain()
+        engine.add_request(engine.create_prompt(CANARY_PROMPT_TOKENS), LIVE_STEPS)
+        engine.finish_requests()
 
 
-def begin(plan: LaunchPlan) -> None:
-    """Prepare this process to run the engine. Raises SystemExit if this vLLM does not support it."""
+def prepare_process(plan: LaunchPlan) -> None:
+    """Prepare this process to run the engine. Raises SystemExit if this vLLM does not support that."""
     plan.install()
     start_progress.start_reporting()
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    require()
+    import_or_exit()
     collection.postpone_in_process()
 
 
 def run(plan: LaunchPlan, out: Path, profile_s: float = profiling.BUDGET_S) -> None:
-    """Run the offline phase and write its results to the existing directory `out`.
+    """Run the offline phase, and write its results to the existing directory `out`.
 
-    The profile of iteration times takes at most `profile_s` seconds.
+    Iteration times are measured for at most `profile_s` seconds.
 
     Raises:
         SystemExit: The installed vLLM does not support the offline phase.
     """
-    begin(plan)
+    prepare_process(plan)
     with timeline.measure("start engine, compile", track="offline"):
-        engine = OfflineEngine(synchronous(plan.vllm_args))
+        engine = OfflineEngine(disable_async_scheduling(plan.vllm_args))
     info: dict[str, Any] = {
         "architectures": engine.config.model_config.architectures,
-        "vllm_modelinfos": modelinfos(),
+        "vllm_modelinfos": read_model_infos(),
     }
     if engine.config.model_config.runner_type == "generate":
         with timeline.measure("reference tokens", track="offline"):
-            info["canary"] = canary(engine)
+            info["canary"] = generate_canary(engine)
         with timeline.measure("iteration profile", track="offline"):
-            _write(out / "iterations.json", iteration_profile(engine, profile_s))
+            _write(out / "iterations.json", measure_iterations(engine, profile_s))
     _write(out / "modelinfo.json", info)
-    _write(out / "kv.json", kv_sizing(engine))
+    _write(out / "kv.json", describe_kv_cache(engine))
     if runtime.targets_cpu():  # on a GPU the compilers' caches contain the compiled code
         with timeline.measure("save compiled forward", track="offline"):
-            reason = not_compiled(engine) or write_compiled(engine, out / "compile")
+            reason = explain_missing_forward(engine) or write_compiled(engine, out / "compile")
         if reason:
-            stepdowns.report([Fallback("compile", reason)])
+            components.log_fallbacks([Fallback("compile", reason)])
             _write(out / f"{NOT_MADE}.json", {"compile": reason})
 
 
-def require() -> None:
+def import_or_exit() -> None:
     """Import the runtime. Raises SystemExit with the reason if this vLLM cannot run inside this process."""
     if reason := compat.check("start", server.import_runtime) or compat.check("offline", _import_engine):
         raise SystemExit(f"coldstart: cannot materialize: {reason}")
@@ -223,17 +224,17 @@ def _import_engine() -> None:
     from vllm.v1.engine.llm_engine import LLMEngine  # noqa: F401
 
 
-def not_compiled(engine: OfflineEngine) -> str | None:
-    """Return why the engine has no compiled forward to save; None if it has one."""
-    if engine.config.parallel_config.worker_cls != stepdowns.WORKER:
-        return "only coldstart's own worker restores compiled code, and this engine uses another, which compiles at every start"
+def explain_missing_forward(engine: OfflineEngine) -> str | None:
+    """Return why this engine has no compiled forward to save, or None if it has one."""
+    if engine.config.parallel_config.worker_cls != components.WORKER:
+        return "only coldstart's worker can save compiled code; this engine uses another worker, which compiles at every start"
     return compat.check("compile")
 
 
-def kv_sizing(engine: OfflineEngine) -> dict[str, Any]:
-    """Return the KV cache size that profiling found: bytes, blocks, tokens per block (MEDUSA section 6).
+def describe_kv_cache(engine: OfflineEngine) -> dict[str, Any]:
+    """Return the KV cache size that vLLM's profiling found, in bytes, blocks and tokens per block (MEDUSA, section 6).
 
-    On a GPU it includes `plans`, by rank, which replace profiling.
+    On a GPU, the result also contains `plans`, one for each rank, which replace profiling at a start.
     """
     cache, notes = engine.config.cache_config, LaunchPlan.current().engine.kv_note
     sizing: dict[str, Any] = {
@@ -241,7 +242,7 @@ def kv_sizing(engine: OfflineEngine) -> dict[str, Any]:
         "blocks": int(cache.num_gpu_blocks),
         "block_tokens": int(cache.block_size),
     }
-    return sizing | ({"plans": msgspec.to_builtins(kv_plan.collect(notes))} if notes else {})
+    return sizing | ({"plans": msgspec.to_builtins(kv_plan.read_plans(notes))} if notes else {})
 
 
 def _write(path: Path, value: object) -> None:
@@ -249,19 +250,19 @@ def _write(path: Path, value: object) -> None:
 
 
 if __name__ == "__main__":
-    # vLLM starts subprocesses to inspect a model. One that outlived this process would write into a removed directory.
+    # vLLM starts subprocesses to inspect a model. One that outlives this process would write into a removed directory.
     die_as_a_group()
-    given, target, work = (
+    launch_plan, target, work = (
         LaunchPlan.parse(Path(sys.argv[1]).read_text(encoding="utf-8")),
         Path(sys.argv[2]),
         sys.argv[3],
     )
     if work == SIZE:
-        measure_kv_cache(given, target)
+        measure_kv_cache(launch_plan, target)
     elif work == TASK:
-        run_task(given)
+        run_task(launch_plan)
     else:
-        run(given, target, profile_s=float(work))
+        run(launch_plan, target, profile_s=float(work))
     sys.stdout.flush()
     # No work is left, and vLLM's teardown takes seconds.
     os._exit(0)

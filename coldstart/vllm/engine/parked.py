@@ -1,7 +1,7 @@
-"""A sleeping engine that leaves nothing on its devices: `system.devices.parking` with what vLLM does before and after it.
+"""Park a sleeping engine so that it uses no GPU memory, with vLLM's preparations (see `system.devices.parking`).
 
-vLLM's `checkpoint_prepare` takes down what the ranks share on the devices, `checkpoint_restore` builds it again. An engine that
-cannot be parked continues to sleep, and each of its servers reports the reason.
+vLLM's `checkpoint_prepare` releases the resources that the ranks share on the GPUs, and `checkpoint_restore` creates them
+again. An engine that cannot be parked stays asleep, and each of its servers reports the reason.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from coldstart.system.devices.parking import Parking, ParkingError
 
 
 class ParkedEngine:
-    """vLLM's sleeping engine with the processes of its ranks. `reason` is why it only sleeps, None if it is parked."""
+    """Sleeping vLLM engine whose ranks can leave their GPUs.
+
+    `reason` tells why the engine is only asleep; None if it is parked.
+    """
 
     def __init__(self, engine: Any, parking: Parking) -> None:
         self.reason: str | None = None
@@ -28,7 +31,7 @@ class ParkedEngine:
 
     @classmethod
     async def create(cls, engine: Any) -> ParkedEngine:
-        """Park the sleeping engine for the first time. Raises ParkingError if it is useless afterwards."""
+        """Park a sleeping engine for the first time. Raises ParkingError if the engine is unusable afterwards."""
         reports = await engine.collective_rpc(WORKER_REPORT)
         parked = cls(engine, Parking([report["pid"] for report in reports]))
         if not await parked.park():
@@ -36,22 +39,22 @@ class ParkedEngine:
         return parked
 
     async def park(self) -> bool:
-        """Take the sleeping engine off its devices, or leave it asleep. Return False if it is useless now."""
+        """Park the sleeping engine, or leave it asleep if that fails. Return False if the engine is unusable."""
         if await self._finish(self._park):
-            sys.stderr.write(f"coldstart: the engine is not parked: {self.reason}\n")
+            sys.stderr.write(f"coldstart: cannot park the engine, which stays asleep: {self.reason}\n")
         return not self._is_lost
 
     async def unpark(self) -> str | None:
-        """Put the engine back on its devices, where it sleeps. Return why this failed, None if it did not."""
+        """Restore the engine's GPU state; the engine then sleeps. Return why that failed, or None."""
         with timeline.measure("restore the device", track="server"):
             return await self._finish(self._unpark)
 
     def close(self) -> None:
-        """End the helper process."""
+        """Stop the helper process that parks the ranks."""
         self._parking.close()
 
     async def _finish(self, work: Callable[[], Coroutine[Any, Any, str | None]]) -> str | None:
-        """Do the work to its end, even if the caller is cancelled. Return why it failed."""
+        """Run `work` to its end even if the caller is cancelled, and return its failure reason, or None."""
 
         async def guarded() -> str | None:
             async with self._busy:
@@ -69,8 +72,8 @@ class ParkedEngine:
         try:
             await self._call("checkpoint_prepare")
         except Exception as error:  # noqa: BLE001 - of any rank
-            self.reason = f"vLLM cannot prepare it: {type(error).__name__}: {error}"
-            # The token that a wake generates shows whether the ranks still reach each other.
+            self.reason = f"vLLM cannot prepare the checkpoint: {type(error).__name__}: {error}"
+            # The next wake generates a token, which shows whether the ranks can still communicate.
             with suppress(Exception):
                 await self._call("checkpoint_restore")
             return self.reason

@@ -1,7 +1,8 @@
-"""Reports of a server to its starter: that it is ready, which means that it listens and has generated one token, or why not.
+"""Report to the process that started a server that the server is ready, or why it failed.
 
-Invariant: restored state that gives a wrong canary token never answers a client, because the token is generated before the
-server listens. The report is one line of JSON on a pipe with the restored and the unused sections.
+A server is ready when it listens and has generated one token. Invariant: a server whose restored state generates wrong
+canary tokens never serves a client, because it generates them before it listens. The report is one line of JSON on a
+pipe, which lists the restored and the unused sections.
 """
 
 from __future__ import annotations
@@ -21,26 +22,26 @@ from coldstart.contract.fallback import Fallback
 from coldstart.contract.graphs import WORKER_REPORT
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.system import start_progress, timeline
-from coldstart.vllm.engine.rejection import Failure
+from coldstart.vllm.engine.rejection import StartFailure
 
 FALLBACK_PROMPT = [1, 2, 3, 4]
 
 
 class Readiness:
-    """Reports readiness to the process that started the server: once, after it listens and has generated one token."""
+    """Readiness report of one server, sent once, after the server listens and has generated one token."""
 
-    def __init__(self, plan: LaunchPlan, engine: Any, worker_reports: bool) -> None:
-        self.plan, self.engine, self.worker_reports = plan, engine, worker_reports
-        self.descriptor = take_pipe()
+    def __init__(self, plan: LaunchPlan, engine: Any, has_reporting_workers: bool) -> None:
+        self.plan, self.engine, self.has_reporting_workers = plan, engine, has_reporting_workers
+        self.descriptor = take_ready_pipe()
         self.tokens: list[int] = []
         self.began = timeline.now()
-        self.done = False
+        self.is_reported = False
 
-    async def proven(self) -> bool:
-        """Generate the canary's first token. If it is wrong, report that to the starter and return False.
+    async def check_canary(self) -> bool:
+        """Generate the first token of the canary prompt. If it is wrong, report that and return False.
 
-        This runs before the server listens, so wrong restored state never answers a client. If graphs were restored, all tokens
-        are generated, because the first token comes from a prefill, which uses no graph.
+        Call this before the server listens, so that wrong restored state never serves a client. If CUDA graphs were
+        restored, generate all canary tokens: the first token comes from a prefill, which uses no graph.
         """
         self.tokens = await self._tokens()
         self.began = timeline.now()
@@ -49,19 +50,19 @@ class Readiness:
         await self._acknowledge()
         return False
 
-    async def listening(self) -> None:
-        """Report readiness. uvicorn calls this once it accepts connections, and later from time to time."""
-        if self.done:
+    async def report_ready(self) -> None:
+        """Report readiness once. uvicorn calls this when it accepts connections, and periodically afterwards."""
+        if self.is_reported:
             return
         timeline.emit_span("build app", self.began, timeline.now(), track="server")
         await self._acknowledge()
         gc.enable()
 
     async def _acknowledge(self) -> None:
-        self.done = True
+        self.is_reported = True
         report = await self._report()
         start_progress.stop_reporting()
-        answer(self.descriptor, report)
+        send_report(self.descriptor, report)
 
     def _canary(self) -> bool | None:
         known = self.plan.canary
@@ -71,7 +72,7 @@ class Readiness:
 
     async def _report(self) -> dict[str, Any]:
         report: dict[str, Any] = {
-            # A worker of ours that this vLLM does not support cannot report that itself.
+            # If this vLLM does not support our worker, the worker cannot report that itself.
             "fast_path": {one.stage: False for one in self.plan.fallbacks if one.stage == "worker"},
             "fallbacks": fallback.encode(self.plan.fallbacks),
             "tokens": self.tokens,
@@ -92,7 +93,7 @@ class Readiness:
 
     async def _ask_workers(self, requested: list[str]) -> list[dict[str, Any]]:
         """Return the reports of the workers."""
-        if not self.worker_reports and not requested:
+        if not self.has_reporting_workers and not requested:
             return []
         try:
             reports: list[dict[str, Any]] = await self.engine.collective_rpc(WORKER_REPORT)
@@ -123,41 +124,41 @@ class Readiness:
         return tokens
 
 
-def take_pipe() -> int:
-    """Return the descriptor of the starter's pipe, which later processes do not get; -1 without one."""
+def take_ready_pipe() -> int:
+    """Return the file descriptor of the starter's pipe, or -1, and hide it from child processes."""
     return int(os.environ.pop(READY_FD_ENV, "-1"))
 
 
-def answer(descriptor: int, document: dict[str, Any]) -> None:
-    """Write the last line to the starter's pipe, and close it. Without a pipe there is nothing to do."""
+def send_report(descriptor: int, document: dict[str, Any]) -> None:
+    """Write the final report to the starter's pipe and close the pipe; do nothing if `descriptor` is negative."""
     if descriptor >= 0:
         os.write(descriptor, (json.dumps(document) + "\n").encode())
         os.close(descriptor)
 
 
-def refuse(reason: str) -> None:
-    """Report to the starter that this process cannot serve the plan, and why."""
-    answer(take_pipe(), {"unfit": reason})
+def report_unfit(reason: str) -> None:
+    """Report to the starter that this process cannot run the launch plan, and why."""
+    send_report(take_ready_pipe(), {"unfit": reason})
 
 
 # --- errors before a server is ready ---
 
 
 def report_failure(error: BaseException) -> None:
-    """Write the error to the pipe of the starter; do nothing in a process without one, or after readiness was reported.
+    """Write the error to the starter's pipe; do nothing without a pipe, or after readiness was reported.
 
-    vLLM logs such an error in the process where it occurs, which may be the engine's. A report alone ends nothing: the starter
-    uses the last one if the server exits without having reported readiness.
+    vLLM logs an error in the process where it occurs, which may be the engine process. The server continues after this
+    report. The starter uses the last report if the server exits before it is ready.
     """
     descriptor = int(os.environ.get(READY_FD_ENV, "-1"))
     if descriptor >= 0:
-        failed = Failure.describe(error).document()
+        failed = StartFailure.from_error(error).to_document()
         with suppress(OSError):
             os.write(descriptor, (json.dumps({"failed": failed}) + "\n").encode())
 
 
 class _Reporter(logging.Handler):
-    """Handler that reports each error that vLLM logs with its exception."""
+    """Handler that reports each exception that vLLM logs."""
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
@@ -165,17 +166,17 @@ class _Reporter(logging.Handler):
             report_failure(error)
 
 
-def watch_log() -> None:
-    """Report the errors that vLLM's loggers log in this process, and in the processes that it forks from now on."""
+def report_logged_errors() -> None:
+    """Report the errors that vLLM logs in this process and in processes that it forks from now on."""
     logger = logging.getLogger("vllm")
     if not any(isinstance(handler, _Reporter) for handler in logger.handlers):
         logger.addHandler(_Reporter(logging.ERROR))
 
 
-def exit_process(error: BaseException) -> NoReturn:
-    """Print the error as Python does, run the exit functions, and end this process with exit code 1.
+def exit_with_error(error: BaseException) -> NoReturn:
+    """Print the error with its traceback, run the exit functions, and exit with code 1.
 
-    The interpreter is not finalized, because nanobind would then print about 180 lines of leak warnings after the error.
+    The interpreter is not finalized, because nanobind would then print about 180 lines of leak warnings.
     """
     traceback.print_exception(error)
     atexit._run_exitfuncs()

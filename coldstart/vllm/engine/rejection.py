@@ -1,7 +1,7 @@
-"""Recognize errors of vLLM that every start meets: invalid arguments, too little memory for them, or an unsupported model.
+"""Recognize vLLM errors that every start would repeat: invalid arguments, too little memory, or an unsupported model.
 
-Such an error ends a start at once. Another start mode would repeat it. This module reads text alone: an error, or
-the log of a process that could not report it. What crosses to another process is `Failure`, as data.
+Such an error ends the start, because another start mode would fail in the same way. This module reads only text: an error
+message, or the log of a process that could not report its error. `StartFailure` carries the error to another process.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from coldstart.system import secrets
 
 _Error = TypeVar("_Error", bound=CommandFailedError)
 _LONGEST = 400
-# vLLM's server raises this where the engine's process has logged the cause before.
+# vLLM's server raises this after the engine process has logged the cause.
 _ENGINE_FAILED = "See root cause above"
-# The first sentence of vLLM's message; its further ones name settings that no coldstart command has.
+# First sentence of vLLM's message; later sentences name settings that coldstart commands lack.
 _SENTENCE = re.compile(r".+?\.(?=\s+[A-Z])")
 _FAULT = re.compile(r"^(?:Value|Assertion) error, ")
 _INVALID = "vLLM rejects its arguments: "
 _SCARCE = "vLLM has too little memory for its arguments: "
 _LIMIT_KV = "limit the KV cache: --kv-cache-memory-bytes 268435456, or use a smaller --gpu-memory-utilization"
-# What failed, the message in vLLM's text, the hint, and the exit code.
+# Prefix of the error, pattern of vLLM's message, hint, and exit code.
 _KNOWN = (
     (
         _SCARCE,
@@ -51,29 +51,30 @@ _KNOWN = (
     (
         "vLLM cannot run this model: ",
         re.compile(r"(Model architectures? \S.+? not supported\b[^.]*\.?)"),
-        "choose a model, or a version of vLLM, from vLLM's list of supported models",
+        "use a model that this version of vLLM supports, or another version of vLLM",
         CHECK_FAILED,
     ),
     (
         _INVALID,
         re.compile(r"\d+ validation errors? for \w*(?:Config|Args)\s+(.+?)\s*\[type=", re.DOTALL),
-        "change the arguments of vLLM",
+        "change the vLLM arguments",
         ERROR,
     ),
     (
         _INVALID,
         re.compile(r"^\S+\.py: error: (.+)$", re.MULTILINE),
-        "change the arguments of vLLM, which lists them: vllm serve --help=all",
+        "change the vLLM arguments; list them with: vllm serve --help=all",
         ERROR,
     ),
 )
 
 
 @dataclass(frozen=True)
-class Failure:
-    """Error that ends a process, for the process that started it.
+class StartFailure:
+    """Error that ended a server process, in the form that is sent to the process that started the server.
 
-    `is_final`: every start meets it. `is_consequence`: another process has reported the cause before.
+    `is_final` means that every start would meet the error. `is_consequence` means that another process has reported the
+    cause.
     """
 
     message: str
@@ -83,28 +84,28 @@ class Failure:
     is_consequence: bool = False
 
     @classmethod
-    def describe(cls, error: BaseException) -> Failure:
-        """Describe an error in one line, without secrets."""
+    def from_error(cls, error: BaseException) -> StartFailure:
+        """Return the failure for an error, as one line without secrets."""
         text = secrets.redact_text(f"{type(error).__name__}: {' '.join(str(error).split())}")
-        return find(text) or cls(text, is_consequence=_ENGINE_FAILED in text)
+        return find_known_failure(text) or cls(text, is_consequence=_ENGINE_FAILED in text)
 
-    def document(self) -> dict[str, Any]:
-        """Return the failure as a JSON object, whose members are the arguments of a failure."""
+    def to_document(self) -> dict[str, Any]:
+        """Return the failure as a JSON object with one field for each argument of StartFailure."""
         return asdict(self)
 
-    def build_error(self, kind: type[_Error]) -> _Error:
-        """Return the error of a final failure, after which no other start is tried."""
-        error = kind(self.message, hint=self.hint, exit_code=self.exit_code)
+    def build_error(self, error_class: type[_Error]) -> _Error:
+        """Return an error of `error_class` that ends the start, so that no other start mode is tried."""
+        error = error_class(self.message, hint=self.hint, exit_code=self.exit_code)
         error.is_final = True
         return error
 
 
-def find(text: str) -> Failure | None:
-    """Return the error of these kinds in `text`, None if it contains another one or none."""
+def find_known_failure(text: str) -> StartFailure | None:
+    """Return the failure whose message occurs in `text`, or None if `text` contains no error that every start would repeat."""
     for problem, pattern, hint, code in _KNOWN:
         if found := pattern.search(text):
             reason = _FAULT.sub("", " ".join(found[1].split()))
             sentence = _SENTENCE.match(reason)
             message = f"{problem}{secrets.redact_text(sentence[0] if sentence else reason)[:_LONGEST]}"
-            return Failure(message, hint, code, is_final=True)
+            return StartFailure(message, hint, code, is_final=True)
     return None

@@ -1,9 +1,9 @@
-"""Server process: vLLM's own API server, with an engine that is forked from this process.
+"""Server process that runs vLLM's API server with an engine forked from the same process.
 
-torch and vllm are imported once. vLLM's functions do all the work. It differs from `vllm serve` in four ways:
+torch and vllm are imported once, and vLLM's functions do all the work. There are four differences from `vllm serve`:
 
-- The engine process is forked instead of spawned, so it inherits every import.
-- The worker lives inside the engine process.
+- The engine process is forked instead of spawned, so it inherits all imported modules.
+- The worker runs inside the engine process.
 - Garbage is not collected before the server listens.
 - The server reports readiness only after it has generated one token.
 """
@@ -35,10 +35,10 @@ from coldstart.system import start_progress, timeline
 from coldstart.system.proc.lifeline import die_with_parent, die_with_supervisor
 from coldstart.system.proc.scratch import use_scratch_directory
 from coldstart.vllm import compat, sleep, stock
-from coldstart.vllm.engine import collection, readiness, stepdowns
+from coldstart.vllm.engine import collection, components, readiness
 from coldstart.vllm.engine.application import EarlyApplication
-from coldstart.vllm.engine.readiness import Readiness, answer, refuse, take_pipe
-from coldstart.vllm.graphs.deferred import capture_rest
+from coldstart.vllm.engine.readiness import Readiness, report_unfit, send_report, take_ready_pipe
+from coldstart.vllm.graphs.deferred import capture_remaining
 from coldstart.vllm.scheduling import settle as scheduler
 
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
@@ -47,7 +47,7 @@ MODEL_RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_ru
 
 
 def import_runtime() -> None:
-    """Import everything that both the API server and the engine need, in one process, once.
+    """Import the modules that both the API server and the engine need.
 
     Raises:
         ImportError, AttributeError: vLLM lacks a name that the server uses.
@@ -70,7 +70,7 @@ def import_runtime() -> None:
 
 
 def import_cli_args() -> Any:
-    """Return vLLM's module of a server's arguments, which vLLM 0.33 moved. Raises ImportError."""
+    """Import vLLM's module of server arguments, which vLLM 0.33 moved. Raises ImportError."""
     try:
         from vllm.entrypoints.launchers import cli_args
     except ImportError:
@@ -79,9 +79,9 @@ def import_cli_args() -> Any:
 
 
 def import_engine() -> None:
-    """Import the modules that the engine process of any model needs beyond `import_runtime`.
+    """Import the modules that every engine process needs in addition to `import_runtime`.
 
-    The CPU's worker is imported only on the CPU, because its import replaces torch.cuda's streams and events.
+    The CPU worker is imported only on the CPU, because its import replaces torch.cuda's streams and events.
     """
     from vllm.platforms import current_platform
 
@@ -96,10 +96,10 @@ def import_engine() -> None:
 
 
 def import_gpu_engine(config: Any) -> None:
-    """Import what the worker of a CUDA device imports for this configuration, without initializing CUDA.
+    """Import the modules that a GPU worker needs for this configuration, without initializing CUDA.
 
     Raises:
-        ImportError, AttributeError, ValueError: vLLM lacks a module or a name, or does not have the model's class.
+        ImportError, AttributeError, ValueError: vLLM lacks a module, a name or the class of the model.
     """
     from vllm.model_executor.models.registry import ModelRegistry
     from vllm.platforms import current_platform
@@ -114,8 +114,8 @@ def import_gpu_engine(config: Any) -> None:
         ModelRegistry.resolve_model_cls(config.model_config.architectures, config.model_config)
 
 
-def renew_environment() -> None:
-    """Set the offline switch and torch's loggers as this process's environment has them now, not as at their import."""
+def reapply_environment() -> None:
+    """Apply the environment variables of Hugging Face's offline mode and torch's loggers, which were read at import."""
     if (constants := sys.modules.get("huggingface_hub.constants")) is not None:
         offline = HF_HUB_OFFLINE.read() or TRANSFORMERS_OFFLINE.read()
         is_offline = offline.upper() in ("1", "ON", "YES", "TRUE")
@@ -125,71 +125,71 @@ def renew_environment() -> None:
         configure()
 
 
-def set_log_level(config: Any) -> None:
-    """Configure vLLM's loggers if their level is not the one of vLLM's `LoggingConfig`."""
+def configure_loggers(config: Any) -> None:
+    """Configure vLLM's loggers if their level differs from the level in `config`."""
     if logging.getLevelName(logging.getLogger("vllm").level) != config.log_level:
         from vllm.logger import configure_logging
 
         configure_logging(config)
 
 
-def parse_args(vllm_args: Sequence[str]) -> tuple[Namespace, stepdowns.Fallbacks]:
-    """Parse vLLM's flags with vLLM's parser, set our executor and worker unless the user chose others; return fallbacks too."""
+def parse_args(vllm_args: Sequence[str]) -> tuple[Namespace, components.Fallbacks]:
+    """Parse vLLM arguments with vLLM's parser, choose our components, and return the arguments and the fallbacks."""
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = import_cli_args().make_arg_parser(FlexibleArgumentParser())
     args: Namespace = parser.parse_args(list(vllm_args))
-    fallbacks = stepdowns.settle(args)
+    fallbacks = components.choose(args)
     import_cli_args().validate_parsed_serve_args(args)
     return args, fallbacks
 
 
-def configure(args: Namespace) -> Any:
-    """Return vLLM's complete configuration for these arguments, as its API server would create it."""
+def create_config(args: Namespace) -> Any:
+    """Create vLLM's complete configuration from parsed arguments, as vLLM's API server does."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
 
-    given = AsyncEngineArgs.from_cli_args(args)
+    engine_args = AsyncEngineArgs.from_cli_args(args)
     # vLLM's own server passes this flag to the engine; vLLM 0.31 does not have it.
     if not getattr(args, "enable_flash_late_interaction", True) and compat.check("late-interaction") is None:
-        import_cli_args().propagate_flash_late_interaction(args, given)
-    config = given.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+        import_cli_args().propagate_flash_late_interaction(args, engine_args)
+    config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
     if sleep.is_chosen(args):
-        config.model_config.sleep_mode_backend = sleep.NAME  # vLLM has no argument for it
+        config.model_config.sleep_mode_backend = sleep.NAME  # vLLM has no argument for the backend
     return config
 
 
 @asynccontextmanager
-async def engine_client(args: Namespace, plan: LaunchPlan, app: EarlyApplication) -> AsyncIterator[Any]:
-    """Yield vLLM's asynchronous engine with a forked engine process; `app` is built during its start."""
+async def start_engine(args: Namespace, plan: LaunchPlan, app: EarlyApplication) -> AsyncIterator[Any]:
+    """Start vLLM's engine in a forked process and yield its client; `app` is built meanwhile. Stop the engine on exit."""
     from vllm.platforms import current_platform
     from vllm.usage.usage_lib import UsageContext
 
     with timeline.measure("configure", track="server"):
-        # Parsing the arguments has imported our executor, if this server uses it.
+        # parse_args has imported our executor if this server uses it.
         if executor := sys.modules.get("coldstart.vllm.engine.executor"):
             reason = executor.check_built(args, plan)
             if reason and plan.must_adopt:
-                # A worker built in a thawed process would die of an illegal instruction.
-                raise UnfitError(reason)
-        config = configure(args)
+                # A worker that is built in a thawed process crashes with an illegal instruction.
+                raise WorkerMismatchError(reason)
+        config = create_config(args)
         if scheduler.settle(args, config, plan):
-            config = configure(args)
-    # A spawned engine imports everything again, about 10 s on a GPU. Creating the configuration forces "spawn" on the CPU,
-    # for worker processes; our executor has none, and those of a pipeline and of a user keep it.
-    forks = args.distributed_executor_backend == stepdowns.EXECUTOR or not current_platform.is_cpu()
+            config = create_config(args)
+    # A spawned engine repeats all imports, which takes about 10 s on a GPU. On the CPU, creating the configuration forces
+    # "spawn" for worker processes. Our executor has no worker process; other executors keep "spawn".
+    forks = args.distributed_executor_backend == components.EXECUTOR or not current_platform.is_cpu()
     if forks:
         os.environ[START_METHOD] = "fork"
     # The forked engine inherits our loggers; configuring them again costs more than adopting a built worker.
     if config.logging_config.pylogging_config_file is None:
-        compat.check("logging", lambda: set_log_level(config.logging_config))
+        compat.check("logging", lambda: configure_loggers(config.logging_config))
         config.logging_config = replace(config.logging_config, configure_logging=False)
-    readiness.watch_log()
-    app.begin_after_fork(args, config)
+    readiness.report_logged_errors()
+    app.start_building_after_fork(args, config)
     collection.postpone_in_children()
-    # Until its executor requests SIGTERM: a starting engine only records that signal and waits for its server.
+    # A starting engine ignores SIGTERM and would wait for its dead server, so use SIGKILL until its executor requests SIGTERM.
     os.register_at_fork(after_in_child=partial(die_with_parent, signal.SIGKILL))
-    # Freeze the imported objects: otherwise each gc.collect() of vLLM's loader scans them, half a second each time.
+    # Freeze the imported objects: each gc.collect() of vLLM's loader would scan them for half a second.
     gc.freeze()
     with timeline.measure("start engine", track="server"):
         client, loggers = scheduler.engine_client(config, plan)
@@ -203,7 +203,7 @@ async def engine_client(args: Namespace, plan: LaunchPlan, app: EarlyApplication
         )
     if forks and os.environ[START_METHOD] != "fork":
         plan.fallbacks.append(Fallback("engine", SPAWNED))
-    compat.check("ending", lambda: outlive(engine.engine_core.resources.engine_manager))
+    compat.check("ending", lambda: tolerate_early_exit(engine.engine_core.resources.engine_manager))
     compat.check("end-requests", lambda: fail_requests_at_shutdown(engine))
     try:
         yield engine
@@ -211,10 +211,11 @@ async def engine_client(args: Namespace, plan: LaunchPlan, app: EarlyApplication
         engine.shutdown(timeout=config.shutdown_timeout)
 
 
-def outlive(manager: Any) -> None:
-    """Make the shutdown of vLLM's engine process manager tolerate a process that exits by itself just before it is killed.
+def tolerate_early_exit(manager: Any) -> None:
+    """Make vLLM's engine process manager tolerate an engine process that exits just before the manager kills it.
 
-    The manager checks that the process lives, then asks psutil for its children. That raises, and vLLM's server never stops.
+    The manager checks that the process is alive, then queries psutil for its children. If the process has exited in
+    between, psutil raises an error, and vLLM's server never stops.
     """
     if manager is None:
         return
@@ -230,18 +231,19 @@ def outlive(manager: Any) -> None:
 def fail_requests_at_shutdown(engine: Any) -> None:
     """Make the shutdown of vLLM's engine fail the requests in progress. Call this in the event loop.
 
-    vLLM ends the engine process and then cancels the task that reads its output. A request in progress then waits forever, and
-    vLLM's server waits for the request. If the task finds the end of the engine first, it logs a traceback, which is dropped.
+    vLLM stops the engine process and then cancels the task that reads its output. A request in progress would wait
+    forever, and vLLM's server waits for that request. If the task first notices that the engine has stopped, it logs a
+    traceback, which is dropped here.
     """
     from vllm.v1.engine.exceptions import EngineDeadError
 
     loop, stop = asyncio.get_running_loop(), engine.shutdown
 
-    def is_news(record: logging.LogRecord) -> bool:
+    def is_other_error(record: logging.LogRecord) -> bool:
         return not (record.exc_info and isinstance(record.exc_info[1], EngineDeadError))
 
     def shutdown(timeout: float | None = None) -> None:
-        logging.getLogger(type(engine).__module__).addFilter(is_news)
+        logging.getLogger(type(engine).__module__).addFilter(is_other_error)
         stop(timeout=timeout)
         with suppress(RuntimeError):  # vLLM calls it again when the loop is closed
             loop.call_soon_threadsafe(engine.output_processor.propagate_error, EngineDeadError())
@@ -249,12 +251,15 @@ def fail_requests_at_shutdown(engine: Any) -> None:
     engine.shutdown = shutdown
 
 
-class UnfitError(RuntimeError):
-    """The prebuilt worker of this process does not fit the start; the message has the difference."""
+class WorkerMismatchError(RuntimeError):
+    """The prebuilt worker of this process cannot serve the launch plan; the message names the difference."""
 
 
 async def serve(args: Namespace, plan: LaunchPlan) -> int:
-    """Serve until a signal (0), the engine's death (1) or a wrong canary (1); otherwise return as vLLM's `run_server` does."""
+    """Run the server, and return 0 after a signal, 1 if the engine died or the canary tokens are wrong.
+
+    Other exits return the code that vLLM's `run_server` would return.
+    """
     from vllm.entrypoints.launchers.api_server.entry import build_and_serve
     from vllm.entrypoints.launchers.launcher import setup_server
     from vllm.utils.system_utils import decorate_logs
@@ -262,18 +267,18 @@ async def serve(args: Namespace, plan: LaunchPlan) -> int:
     decorate_logs("APIServer", skip_if_decorated=True)
     address, sock = setup_server(args, reuse_port=False)
     app = EarlyApplication()
-    async with engine_client(args, plan, app) as engine:
-        ready = Readiness(plan, engine, worker_reports=stepdowns.reports(args))
-        if not await ready.proven():
+    async with start_engine(args, plan, app) as engine:
+        ready = Readiness(plan, engine, has_reporting_workers=components.has_reporting_workers(args))
+        if not await ready.check_canary():
             sock.close()
             return 1
-        with app.provide():
+        with app.provide_to_vllm():
             capturing: list[asyncio.Task[None]] = []
 
             async def listening() -> None:
-                await ready.listening()
+                await ready.report_ready()
                 if plan.engine.deferred and not capturing:
-                    capturing.append(asyncio.create_task(capture_rest(engine)))
+                    capturing.append(asyncio.create_task(capture_remaining(engine)))
 
             shutdown = await build_and_serve(engine, address, sock, args, callback_notify=listening)
             for task in capturing:
@@ -286,13 +291,16 @@ async def serve(args: Namespace, plan: LaunchPlan) -> int:
     return 1 if died else 0
 
 
-def run(plan: LaunchPlan, imported: bool = False) -> int:
-    """Run a server for `plan` in this process, and return its exit code after it has ended."""
+def run(plan: LaunchPlan, is_imported: bool = False) -> int:
+    """Run a server for `plan` in this process, and return its exit code.
+
+    `is_imported` means that `import_runtime` was already called.
+    """
     plan.install()
     start_progress.start_reporting()
     try:
         with use_scratch_directory():
-            return _run(plan, imported)
+            return _run(plan, is_imported)
     except Exception as error:
         readiness.report_failure(error)
         raise
@@ -312,24 +320,24 @@ def _run(plan: LaunchPlan, imported: bool) -> int:
     try:
         with scheduler.publish_counters(plan):
             return uvloop.run(serve(args, plan))
-    except UnfitError as reason:
-        refuse(str(reason))
+    except WorkerMismatchError as reason:
+        report_unfit(str(reason))
         return 1
 
 
 def run_headless(args: Namespace, plan: LaunchPlan) -> int:
-    """Run the workers of a node without an API with vLLM's own code until they end, and return the exit code.
+    """Run the workers of a headless node with vLLM's own code until they stop, and return the exit code.
 
-    The node reports readiness at once and without a token: only the first node can generate one, and it waits for this one.
-    Such nodes have no fallback: a vLLM without them gives exit code 1 and the reason.
+    The node reports readiness immediately and without a token: only the first node can generate tokens, and it waits for
+    this node. There is no fallback: if vLLM does not support headless nodes, write the reason to stderr and return 1.
     """
     if reason := compat.check("headless", lambda: import_module("vllm.entrypoints.cli.serve").run_headless):
-        sys.stderr.write(f"coldstart: cannot run a node without an API: {reason}\n")
+        sys.stderr.write(f"coldstart: cannot run a headless node: {reason}\n")
         return 1
     from vllm.entrypoints.cli import serve as command
 
     report = {"fast_path": {}, "fallbacks": fallback.encode(plan.fallbacks), "tokens": [], "headless": True}
-    answer(take_pipe(), report)
+    send_report(take_ready_pipe(), report)
     args.api_server_count = 0  # as vLLM's own command sets it
     gc.enable()
     command.run_headless(args)
@@ -341,5 +349,5 @@ if __name__ == "__main__":
     try:
         code = run(LaunchPlan.parse(Path(sys.argv[1]).read_text(encoding="utf-8")))
     except Exception as error:  # noqa: BLE001 - the last frame of this process: report and exit
-        readiness.exit_process(error)
+        readiness.exit_with_error(error)
     sys.exit(code)

@@ -1,10 +1,10 @@
-"""Resident engine that sleeps in vLLM's sleep mode, level 1 or 2, and wakes for one server at a time.
+"""Resident engine that sleeps in vLLM's sleep mode and wakes for one server at a time.
 
-Level 1 keeps the weights in host memory, level 2 reads them again; both free the device. Our sleep backend does that where it
-can be used, and otherwise vLLM's own, which is a fallback. A parked engine sleeps at level 1 and
-leaves nothing on the device. A request for a server gets this
-process itself: it wakes the engine, generates one token as proof, listens at the requested address, and sleeps again when its
-lease ends. The request's engine arguments must equal those of the sleeping engine; its server arguments are free.
+At level 1, the weights stay in host memory; at level 2, they are read again from the files. Both levels free GPU memory.
+Our sleep backend does this where it is supported; otherwise vLLM's own backend does, which is a fallback. A parked engine
+sleeps at level 1 and has no GPU context. This process itself becomes the requested server: it wakes the engine, generates
+one token as a check, listens at the requested address, and sleeps again when the lease ends. The engine arguments of the
+request must equal those of the sleeping engine; the server arguments may differ.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from coldstart.system.ipc.json_lines import Channel
 from coldstart.system.ipc.peers import Listener, PeerError
 from coldstart.system.proc.scratch import use_scratch_directory
 from coldstart.vllm import compat, sleep
-from coldstart.vllm.engine import server, stepdowns
-from coldstart.vllm.engine.adoption import describe
+from coldstart.vllm.engine import components, server
+from coldstart.vllm.engine.adoption import describe_engine
 from coldstart.vllm.engine.application import EarlyApplication
 from coldstart.vllm.engine.parked import ParkedEngine
-from coldstart.vllm.engine.readiness import Readiness, refuse
+from coldstart.vllm.engine.readiness import Readiness, report_unfit
 
 SERVING = "serving"
-"""A file beside the socket that exists while a server runs."""
-PATIENCE_S, AGAIN_S = 10.0, 0.1
+"""Name of the file beside the socket that exists while a server runs."""
+STOP_TIMEOUT_S, RETRY_S = 10.0, 0.1
 
 
-def describe_difference(held: dict[str, str], asked: dict[str, str]) -> str | None:
-    """Return the engine arguments in which `asked` differs from `held`, or None."""
-    names = [name for name, value in held.items() if asked[name] != value]
-    return f"the sleeping engine was started with another value of: {', '.join(names)}" if names else None
+def describe_difference(sleeping: dict[str, str], requested: dict[str, str]) -> str | None:
+    """Return a message that names the engine arguments in which the two engines differ, or None."""
+    names = [name for name, value in sleeping.items() if requested[name] != value]
+    return f"the sleeping engine was started with different values of: {', '.join(names)}" if names else None
 
 
-async def wake(engine: Any, level: int) -> None:
-    """Restore all of the engine's memory. At level 2 the weights are read again before the KV cache is allocated."""
+async def wake_engine(engine: Any, level: int) -> None:
+    """Wake all memory of the engine. At level 2, reload the weights before the KV cache is allocated."""
     with timeline.measure("wake the engine", track="server"):
         await engine.wake_up(**({} if level == 1 else {"tags": ["weights"]}))
     if level == 1:
@@ -59,30 +59,34 @@ async def wake(engine: Any, level: int) -> None:
         await engine.wake_up(tags=["kv_cache"])
 
 
-class Standby:
-    """The sleeping engine, and the server that has it."""
+class StandbyEngine:
+    """Sleeping engine, with the server that currently uses it.
+
+    `arguments` are the engine arguments by name, and `backend` is the fallback to vLLM's own sleep backend, if it is
+    used.
+    """
 
     def __init__(
         self,
         engine: Any,
         level: int,
-        held: dict[str, str],
+        arguments: dict[str, str],
         listener: Listener,
-        place: Path,
+        directory: Path,
         parked: ParkedEngine | None,
         backend: Fallback | None,
     ) -> None:
-        self.engine, self.level, self.held, self.listener = engine, level, held, listener
+        self.engine, self.level, self.arguments, self.listener = engine, level, arguments, listener
         self.parked, self.backend = parked, backend
-        self.mark = place / SERVING
+        self.mark = directory / SERVING
         self.ended = asyncio.Event()
         self.lease: asyncio.Task[None] | None = None
         self.tasks: set[asyncio.Task[None]] = set()
         self.serving: asyncio.Task[int] | None = None
         self.awake = False
 
-    async def reside(self) -> None:
-        """Accept requests until a signal, or until the engine has died."""
+    async def serve_requests(self) -> None:
+        """Serve requests for a server until a signal arrives or the engine dies."""
         loop = asyncio.get_running_loop()
         self._take_signals()
         loop.add_reader(self.listener.fileno(), self._accept)
@@ -91,7 +95,7 @@ class Standby:
         if self.lease is not None:
             if self.serving is not None:
                 self.serving.cancel()
-            await asyncio.wait([self.lease], timeout=PATIENCE_S)
+            await asyncio.wait([self.lease], timeout=STOP_TIMEOUT_S)
 
     def _take_signals(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -110,9 +114,11 @@ class Standby:
 
     async def _turn_away(self, connection: Channel) -> None:
         with connection, suppress(PeerError):
-            # A client that is cut off while it sends does not receive the response.
+            # A client that still sends when the connection closes would not receive the response.
             await asyncio.to_thread(connection.receive_request)
-            _tell(connection, {"error": "the engine already runs another server"})
+            _tell(
+                connection, {"error": "cannot start the server: the sleeping engine already runs another one"}
+            )
 
     async def _lend(self, connection: Channel) -> None:
         with connection:
@@ -127,16 +133,16 @@ class Standby:
                 _tell(connection, {"error": str(error)})
                 return
             _tell(connection, {"pid": os.getpid()})
-            leave = await asyncio.to_thread(os.read, descriptors[4], 1)
+            is_confirmed = await asyncio.to_thread(os.read, descriptors[4], 1)
             os.close(descriptors[4])
-            if not leave:  # the client found that this engine does not fit, or has disconnected
+            if not is_confirmed:  # the client rejected this engine, or has disconnected
                 for descriptor in descriptors[:4]:
                     os.close(descriptor)
                 return
             code = 1
             self.mark.touch()
             try:
-                with _in_the_place_of(request, descriptors):
+                with _use_client_environment(request, descriptors):
                     code = await self._serve(plan, connection)
             except OSError as error:  # the client's directory was removed
                 sys.stderr.write(f"coldstart: cannot start the server: {error}\n")
@@ -155,9 +161,9 @@ class Standby:
             if self.backend is not None:
                 plan.fallbacks.append(self.backend)
             if self.parked is not None and self.parked.reason is not None:
-                plan.fallbacks.append(Fallback("parked", f"the engine only slept: {self.parked.reason}"))
-            if reason := describe_difference(self.held, describe(args)):
-                refuse(reason)
+                plan.fallbacks.append(Fallback("parked", f"the engine was only asleep: {self.parked.reason}"))
+            if reason := describe_difference(self.arguments, describe_engine(args)):
+                report_unfit(reason)
                 return 1
             self.serving = asyncio.create_task(self._awake(plan, args))
             loop.add_reader(connection.fileno(), self._end_lease, connection, self.serving)
@@ -185,41 +191,43 @@ class Standby:
         app = EarlyApplication()
         try:
             if self.parked is not None and (reason := await self.parked.unpark()):
-                refuse(reason)
+                report_unfit(reason)
                 return 1
             self.awake = True
-            app.begin(args, self.engine.vllm_config)
-            await wake(self.engine, self.level)
+            app.start_building(args, self.engine.vllm_config)
+            await wake_engine(self.engine, self.level)
             if self.backend is None:
-                plan.fallbacks.extend(await sleep.take_fallbacks(self.engine))
-            readiness = Readiness(plan, self.engine, worker_reports=stepdowns.reports(args))
-            if not await readiness.proven():
+                plan.fallbacks.extend(await sleep.pop_fallbacks(self.engine))
+            readiness = Readiness(
+                plan, self.engine, has_reporting_workers=components.has_reporting_workers(args)
+            )
+            if not await readiness.check_canary():
                 return 1
             # When this is cancelled or a signal arrives, vLLM's shutdown decides how its HTTP server ends.
-            with app.provide():
+            with app.provide_to_vllm():
                 shutdown = await build_and_serve(
-                    self.engine, address, sock, args, callback_notify=readiness.listening
+                    self.engine, address, sock, args, callback_notify=readiness.report_ready
                 )
             ending = asyncio.ensure_future(shutdown)
             await asyncio.sleep(0)  # the server stops listening
-            deadline = asyncio.get_running_loop().time() + PATIENCE_S
+            deadline = asyncio.get_running_loop().time() + STOP_TIMEOUT_S
             while not ending.done() and asyncio.get_running_loop().time() < deadline:
-                # Abort the pending answers, and repeat that for requests that reached the engine meanwhile: in its
-                # queue they would be answered when the next client wakes it.
+                # Abort the pending requests, repeatedly: a request that arrives meanwhile would otherwise stay queued and
+                # run when the next client wakes the engine.
                 await self._sleep()
-                await asyncio.wait([ending], timeout=AGAIN_S)
+                await asyncio.wait([ending], timeout=RETRY_S)
                 self.awake = not ending.done() and not self.ended.is_set()
             return 1 if self.engine.errored else 0
         finally:
             if ending is not None:
                 ending.cancel()
-            if readiness is not None and not readiness.done and readiness.descriptor >= 0:
-                os.close(readiness.descriptor)  # the closed pipe is the client's answer
+            if readiness is not None and not readiness.is_reported and readiness.descriptor >= 0:
+                os.close(readiness.descriptor)  # the closed pipe tells the client that the start failed
             sock.close()
 
     async def _sleep(self) -> None:
-        """Put the engine back to sleep. If that fails, end this process: the engine is useless to the next client."""
-        self._take_signals()  # vLLM's server had replaced the handlers
+        """Put the engine back to sleep; if that fails, stop this process, because no other client can use the engine."""
+        self._take_signals()  # vLLM's server replaced the handlers
         if not self.awake:
             return
         self.awake = False
@@ -230,7 +238,7 @@ class Standby:
             self.ended.set()
 
     def _end_lease(self, connection: Channel, serving: asyncio.Task[int]) -> None:
-        """Handle a message of the client: end the server at SIGTERM or a disconnect, and kill this process at SIGKILL."""
+        """Handle a client message: stop the server at SIGTERM or a disconnect, and kill this process at SIGKILL."""
         try:
             messages = connection.receive()
         except PeerError:
@@ -247,14 +255,14 @@ def _tell(connection: Channel, message: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _in_the_place_of(request: dict[str, Any], descriptors: list[int]) -> Iterator[None]:
-    """Use the client's standard streams, directory and environment in the block, without keeping its secrets."""
+def _use_client_environment(request: dict[str, Any], descriptors: list[int]) -> Iterator[None]:
+    """In this block, use the client's standard streams, directory and environment; afterwards keep none of its secrets."""
     held, own, where = [os.dup(n) for n in range(3)], dict(os.environ), Path.cwd()
     try:
         os.environ.clear()
         os.environ.update({**request["env"], READY_FD_ENV: str(descriptors[3])})
         start_progress.start_reporting()
-        server.renew_environment()
+        server.reapply_environment()
         for target, descriptor in enumerate(descriptors[:3]):
             os.dup2(descriptor, target)
             os.close(descriptor)
@@ -262,7 +270,7 @@ def _in_the_place_of(request: dict[str, Any], descriptors: list[int]) -> Iterato
         yield
     finally:
         start_progress.stop_reporting()
-        refuse("the server ended before it was ready")  # if it has reported nothing yet
+        report_unfit("the server ended before it was ready")  # ignored if readiness was reported
         os.environ.clear()
         os.environ.update(own)
         os.chdir(where)
@@ -275,11 +283,11 @@ def _in_the_place_of(request: dict[str, Any], descriptors: list[int]) -> Iterato
 
 async def _reside(plan: LaunchPlan, level: str, listening: Path, acknowledge: int) -> int:
     args, _ = server.parse_args(plan.vllm_args)
-    held, backend = describe(args), sleep.choose(args)
-    # Each server builds its own application; here it only needs the imported modules.
-    async with server.engine_client(args, plan, EarlyApplication()) as engine:
+    held, backend = describe_engine(args), sleep.choose_backend(args)
+    # Each server builds its own application; this one only imports the modules.
+    async with server.start_engine(args, plan, EarlyApplication()) as engine:
         gc.enable()
-        backend = backend or await sleep.bind(engine, str(args.model))
+        backend = backend or await sleep.bind_models(engine, str(args.model))
         await engine.sleep(SLEEP_LEVELS[level])
         parked = await ParkedEngine.create(engine) if level == PARKED else None
         listening.with_name(fingerprint.MODULES).write_text(json.dumps(fingerprint.list_imported_files()))
@@ -288,18 +296,22 @@ async def _reside(plan: LaunchPlan, level: str, listening: Path, acknowledge: in
             os.close(acknowledge)
             sleep_level = SLEEP_LEVELS[level]
             try:
-                await Standby(engine, sleep_level, held, listener, listening.parent, parked, backend).reside()
+                await StandbyEngine(
+                    engine, sleep_level, held, listener, listening.parent, parked, backend
+                ).serve_requests()
             finally:
                 if parked is not None:
                     parked.close()
         return 0
 
 
-def run(plan: LaunchPlan, level: str, listening: Path, acknowledge: int) -> int:
-    """Build the engine, put it to sleep, listen at `listening`, and report that with one byte. Return the exit code at its end.
+def run_standby(plan: LaunchPlan, level: str, socket_path: Path, ready_fd: int) -> int:
+    """Build the engine, put it to sleep, and run servers on it until this process is stopped; return the exit code.
+
+    `ready_fd` receives one byte when the process listens at `socket_path`. `level` is a sleep level or `parked`.
 
     Raises:
-        RuntimeError: This vLLM does not support it.
+        RuntimeError: This vLLM does not support sleeping engines.
     """
     plan.install()
     if reason := compat.check("start", server.import_runtime) or compat.check("standby"):
@@ -307,4 +319,4 @@ def run(plan: LaunchPlan, level: str, listening: Path, acknowledge: int) -> int:
     import uvloop
 
     with use_scratch_directory():
-        return int(uvloop.run(_reside(plan, level, listening, acknowledge)))
+        return int(uvloop.run(_reside(plan, level, socket_path, ready_fd)))

@@ -1,8 +1,9 @@
-"""Process that forks servers, with the runtime imported, or with the engine's worker built as well.
+"""Template process that forks servers, with the runtime imported and optionally the engine's worker built.
 
-The template runs one Python thread and no OpenMP team, so that a fork is complete. Threads that torch.distributed's gloo
-creates for a group of one do not survive the fork and are not needed again; a larger group is refused. A child
-adopts the built worker if vLLM's configuration is the same, and builds its own otherwise.
+The template has one Python thread and no OpenMP team, because a fork copies only one thread. torch.distributed's gloo
+creates threads for a group of one rank; they are not needed after the fork, but those of larger groups are, so larger
+groups are rejected. A forked server adopts the built worker if its configuration is the same, and otherwise builds its
+own.
 """
 
 from __future__ import annotations
@@ -29,22 +30,22 @@ from coldstart.system.ipc.peers import Listener, PeerError
 from coldstart.system.proc import own_process
 from coldstart.system.proc.lifeline import SUPERVISOR_ENV, die_with_parent, die_with_supervisor
 from coldstart.vllm import compat
-from coldstart.vllm.engine import adoption, application, server, stepdowns
-from coldstart.vllm.engine.readiness import refuse
+from coldstart.vllm.engine import adoption, application, components, server
+from coldstart.vllm.engine.readiness import report_unfit
 
 
-def build(plan: LaunchPlan, level: str) -> stepdowns.Fallbacks:
-    """Import the runtime and, at level `engine`, build the worker: load the weights, restore the compiled forward.
+def build_template(plan: LaunchPlan, level: str) -> components.Fallbacks:
+    """Import the runtime and, at level `engine`, build the worker, which loads the weights and the compiled forward.
 
     Returns:
-        The fallbacks that the servers do not find out themselves.
+        The fallbacks that the forked servers cannot detect themselves.
 
     Raises:
-        RuntimeError: This vLLM does not support it, another Python thread runs, or level `engine` was requested on a GPU or for
-            more than one rank. Such a process must not be forked.
+        RuntimeError: This vLLM does not support templates, another Python thread runs, or level `engine` was requested on
+            a GPU or for more than one rank. Do not fork this process then.
     """
     if level == ENGINE and not runtime.targets_cpu():
-        raise RuntimeError("a built GPU engine cannot be forked: CUDA does not survive a fork")
+        raise RuntimeError("cannot build an engine template on a GPU: CUDA contexts do not survive a fork")
     from tqdm import tqdm
 
     tqdm.monitor_interval = 0  # the monitor would be a thread
@@ -52,17 +53,17 @@ def build(plan: LaunchPlan, level: str) -> stepdowns.Fallbacks:
     if reason := compat.check("start", _import_everything):
         raise RuntimeError(f"cannot build a template: {reason}")
     args, _ = server.parse_args(plan.vllm_args)
-    fallbacks: stepdowns.Fallbacks = []
+    fallbacks: components.Fallbacks = []
     lack = (compat.check("template") or compat.check("worker")) if level == ENGINE else None
     arguments = adoption.describe_worker(args, plan) if level == ENGINE and not lack else {}
-    config = server.configure(args)
-    application.warm(args, config)
-    compat.check("ahead", replace_kernels)
+    config = server.create_config(args)
+    application.warm_up(args, config)
+    compat.check("ahead", register_kernel_overrides)
     if reason := compat.check("start", partial(server.import_gpu_engine, config)):
-        fallbacks.append(Fallback("template", f"{reason} Each server imports its engine."))
+        fallbacks.append(Fallback("template", f"{reason} Each server imports the engine itself."))
     if is_cuda_initialized():
         raise RuntimeError(
-            "CUDA was initialized by an import: a fork of this process could not use the device"
+            "cannot fork servers: an import initialized CUDA, and a forked process could not use the GPU"
         )
     if lack:
         fallbacks.append(Fallback("template", f"{lack} Each server builds its own worker."))
@@ -71,21 +72,23 @@ def build(plan: LaunchPlan, level: str) -> stepdowns.Fallbacks:
 
         cached_tokenizer_from_config(config.model_config)
         prebuild_worker(config, arguments)
-        # gloo listens for the other members of a group of one. A thawed template would need the same ports again.
+        # gloo listens even for a group of one rank, and a thawed template would need the same ports again.
         addresses.close_listening_sockets()
     if threading.active_count() > 1:
-        raise RuntimeError(f"threads alive before the fork: {[t.name for t in threading.enumerate()]}")
+        raise RuntimeError(
+            f"cannot fork servers while other threads run: {[t.name for t in threading.enumerate()]}"
+        )
     gc.collect()
     own_process.trim_heap()
     gc.freeze()
     return fallbacks
 
 
-def replace_kernels() -> None:
-    """Let a CPU worker's search for Triton kernels to replace run once, before the fork.
+def register_kernel_overrides() -> None:
+    """Run a CPU worker's search for Triton kernels to override once, before the fork.
 
-    It takes a third of a second, and a forked worker copies the memory that it reads. A module that a child imports later gets
-    the replacement from the module that defines the kernel.
+    The search takes a third of a second, and makes a forked worker copy the memory that it reads. A module that a server
+    imports later gets the override from the module that defines the kernel.
     """
     from vllm.platforms import current_platform
 
@@ -101,7 +104,7 @@ def replace_kernels() -> None:
 
 
 def is_cuda_initialized() -> bool:
-    """Return whether this process has a CUDA context, with which no fork can use the device."""
+    """Return whether this process has a CUDA context, which makes the GPU unusable in a forked process."""
     import torch
 
     return bool(torch.cuda.is_initialized())
@@ -113,31 +116,33 @@ def _import_everything() -> None:
 
 
 def prebuild_worker(config: Any, arguments: dict[str, str]) -> None:
-    """Build a worker for `config`, made of `arguments`, and store it for the executor of a forked engine to adopt."""
+    """Build a worker for `config` and store it for adoption by forked servers; `arguments` describe it for the comparison."""
     from coldstart.vllm.engine import executor
 
     if config.parallel_config.world_size > 1:
-        raise RuntimeError("an engine template needs one rank: gloo's threads do not survive a fork")
-    executor.prebuild(config, arguments)
+        raise RuntimeError(
+            "cannot build an engine template for several ranks: gloo's threads do not survive a fork"
+        )
+    executor.prebuild_worker(config, arguments)
 
 
 _HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
 
 
 class Template:
-    """Accept loop that forks one server per request and reports its exit code.
+    """Server loop that forks one server for each request, and reports its exit code to the client.
 
-    Everything runs on one thread; a self-pipe turns SIGCHLD into an event.
+    It runs on one thread; a self-pipe turns SIGCHLD into an event.
     """
 
-    def __init__(self, listener: Listener, fallbacks: stepdowns.Fallbacks | None = None) -> None:
+    def __init__(self, listener: Listener, fallbacks: components.Fallbacks | None = None) -> None:
         self.listener, self.fallbacks = listener, fallbacks or []
         self.selector = selectors.DefaultSelector()
         self.servers: dict[int, Channel | None] = {}
         self.stopping = False
 
     def run(self) -> None:
-        """Fork servers on request until SIGTERM or SIGINT. A forked server exits when its client's lease ends."""
+        """Fork servers on request until SIGTERM or SIGINT. A forked server exits when its client disconnects."""
         reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(writer)
         for number in _HANDLED:
@@ -189,31 +194,31 @@ class Template:
         connection.close()
 
     def _become_server(self, received: float, connection: Channel) -> None:
-        """Drop the template's state in the child, take over the client's streams and environment, serve, and never return.
+        """Turn the forked child into the requested server; never return.
 
-        Only the child reads the request: it contains the secrets of the start, and the template outlives the start.
+        Only the child reads the request, because it contains secrets and the template outlives the start.
         """
         code = 1
         try:
             request = json_lines.read_document(connection.take_descriptor())
             descriptors = [connection.take_descriptor() for _ in range(5)]
-            self._shed(connection)
+            self._drop_template_state(connection)
             die_with_parent()
             if not os.read(descriptors[4], 1):
-                return  # the client found that this template does not fit, or has disconnected
+                return  # the client rejected this template, or has disconnected
             os.close(descriptors[4])
             for target, descriptor in enumerate(descriptors[:3]):
                 os.dup2(descriptor, target)
             os.chdir(request["cwd"])
             os.environ.clear()
             os.environ.update(request["env"])
-            server.renew_environment()
+            server.reapply_environment()
             tempfile.tempdir = None
             os.environ[READY_FD_ENV] = str(descriptors[3])
             # A thawed process may be in a time namespace whose CLOCK_MONOTONIC differs from the client's.
             os.environ[timeline.OFFSET_VARIABLE] = str(request["now"] - received)
             own_process.reseed_random_state()
-            own_process.request_amx_tiles()  # a thawed template has lost the permission
+            own_process.request_amx_tiles()  # thawing loses the permission
             timeline.emit_span("fork the server", received, timeline.now(), "server")
             code = self._serve(request["plan"])
         except BaseException as error:  # noqa: BLE001 - the last frame of this process: report and exit
@@ -227,12 +232,12 @@ class Template:
         try:
             plan = LaunchPlan.parse_document(document)
         except ValueError as error:
-            refuse(str(error))
+            report_unfit(str(error))
             return 1
         plan.fallbacks.extend(self.fallbacks)
-        return server.run(plan, imported=True)
+        return server.run(plan, is_imported=True)
 
-    def _shed(self, connection: Channel) -> None:
+    def _drop_template_state(self, connection: Channel) -> None:
         os.setsid()
         signal.set_wakeup_fd(-1)
         for number in _HANDLED:
@@ -255,7 +260,7 @@ class Template:
                 connection.close()
 
     def _end_lease(self, pid: int) -> None:
-        """End the server after a disconnect or at the client's SIGTERM; kill it at the client's SIGKILL."""
+        """Stop the server at the client's SIGTERM or disconnect, and kill it at the client's SIGKILL."""
         connection = self.servers.get(pid)
         if connection is None:
             return  # already reaped in this iteration
@@ -276,19 +281,19 @@ def _signal(pid: int, number: int) -> None:
     try:
         os.killpg(pid, number)
     except ProcessLookupError:
-        os.kill(pid, number)  # not yet the leader of its group; its PID is valid until it is reaped
+        os.kill(pid, number)  # it does not lead its group so far; its PID is valid until it is reaped
 
 
 def _tell(connection: Channel, message: dict[str, Any]) -> None:
-    """Send a message. Ignore a client that has disconnected: the end of the connection also ends its lease."""
+    """Send a message, and ignore a client that has disconnected: its disconnect also ends the lease."""
     with suppress(OSError):
         connection.send(message)
 
 
-def _go_on_in_child() -> None:
-    """Continue in a child, which ends with this process; this process waits for the child.
+def _continue_in_child() -> None:
+    """Continue in a forked child, while this process waits for it; the child exits if this process dies.
 
-    The child has none of gloo's threads, which would be frozen and created again in every thawed process.
+    The child does not have gloo's threads, which would be frozen and created again in every thawed process.
     """
     os.environ[SUPERVISOR_ENV] = str(os.getpid())
     if (pid := os.fork()) != 0:
@@ -299,30 +304,30 @@ def _go_on_in_child() -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Run `template SOCKET LEVEL PLAN_FD READY_FD [alone|outlives]`: build, listen, acknowledge with one byte, fork servers.
+    """Run `template SOCKET LEVEL PLAN_FD READY_FD [alone|outlives]`: build the template, listen, and fork servers.
 
-    At a sleep level nothing is forked: the process itself wakes up. With `alone` a child of this process takes its place,
-    without the threads that building has created. The process ends with the one that started it; with `outlives`, only until
-    it has acknowledged.
+    READY_FD receives one byte when the template listens. At a sleep level, this process forks nothing and wakes its own
+    engine instead. With `alone`, a child without the threads of the build continues. The process stops with the process
+    that started it; with `outlives`, only until the template listens.
     """
     if SUPERVISOR_ENV in os.environ:
         die_with_supervisor()
     path, level, ready = Path(argv[0]), argv[1], int(argv[3])
-    with os.fdopen(int(argv[2])) as plan_file:  # servers and snapshots must not inherit it
+    with os.fdopen(int(argv[2])) as plan_file:  # servers and snapshots must not inherit the descriptor
         plan_file.seek(0)
         plan = LaunchPlan.parse(plan_file.read())
     gc.disable()
-    # Files that building leaves in the temporary directory are removed with the template's directory.
+    # Temporary files of the build are removed with the template's directory.
     tempfile.tempdir = tempfile.mkdtemp(prefix="tmp-", dir=path.parent)
     if level in SLEEP_LEVELS:
         from coldstart.vllm.engine import standby
 
-        code = standby.run(plan, level, path, ready)
+        code = standby.run_standby(plan, level, path, ready)
         path.unlink(missing_ok=True)
         sys.exit(code)
-    fallbacks = build(plan, level)
+    fallbacks = build_template(plan, level)
     if argv[4:] == ["alone"]:
-        _go_on_in_child()
+        _continue_in_child()
     path.with_name(fingerprint.MODULES).write_text(json.dumps(fingerprint.list_imported_files()))
     listener = Listener(path)
     if argv[4:] == ["outlives"]:

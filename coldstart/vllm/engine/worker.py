@@ -1,7 +1,7 @@
-"""CPU worker that takes its compiled forward and its KV size from the launch plan.
+"""CPU worker that loads its compiled forward and its KV cache size from the launch plan.
 
-vLLM receives it by qualified name (`--worker-cls`). vLLM does the ordinary way what the plan does not contain or the worker
-cannot use, and `fallbacks` has the reason.
+vLLM loads it by qualified name (`--worker-cls`). If the plan lacks a part, or the worker cannot use it, vLLM's own code
+runs and `fallbacks` contains the reason.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LAZY_ARENA_BYTES = 1 << 20
 
 
 class LazyZeros(TorchFunctionMode):
-    """Mode in which large `torch.zeros` on the CPU are anonymous maps, whose pages the kernel zeroes at first use."""
+    """Mode in which large CPU buffers of `torch.zeros` are anonymous maps, whose pages the kernel zeroes at first use."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -53,7 +53,7 @@ class LazyZeros(TorchFunctionMode):
 
 
 class LazyKvRunner(CPUModelRunner):
-    """vLLM's CPU runner with a KV arena of the kernel's zero pages."""
+    """vLLM's CPU model runner, whose KV cache consists of pages that the kernel zeroes at first use."""
 
     def initialize_kv_cache(
         self,
@@ -68,7 +68,10 @@ class LazyKvRunner(CPUModelRunner):
 
 
 class ColdWorker(CPUWorker):
-    """vLLM's CPU worker, started from materialized state."""
+    """vLLM's CPU worker, started from the materialized state of a bundle.
+
+    `fast_path` maps each section of the bundle to whether it was used. `fallbacks` are the reasons for unused sections.
+    """
 
     fast_path: dict[str, bool]
     fallbacks: list[Fallback]
@@ -84,7 +87,7 @@ class ColdWorker(CPUWorker):
                 self.model_runner.__class__ = LazyKvRunner
 
     def load_model(self, **kwargs: Any) -> None:
-        entry.register()  # in case VLLM_PLUGINS excludes our plug-in, or vLLM does not find it
+        entry.register()  # VLLM_PLUGINS may exclude our plug-in
         with timeline.measure("load weights", track="engine"):
             self._load(kwargs)
         if self.plan.compile_dir and (reason := compat.check("compile")):
@@ -117,33 +120,33 @@ class ColdWorker(CPUWorker):
         from coldstart.vllm.weights import sharing
 
         is_rank = self.parallel_config.world_size > 1
-        stack.enter_context(sharing.share(self.model_runner, is_rank=is_rank))
+        stack.enter_context(sharing.share_weights(self.model_runner, is_rank=is_rank))
 
     def _restore(self, directory: Path) -> None:
-        kernels = compiled.kernels(directory)
-        compiled.name_kernels()
+        kernels = compiled.list_kernels(directory)
+        compiled.use_portable_kernel_names()
         try:
-            compiled.restore(self.model_runner.model, self._compiled_place(directory))
+            compiled.restore_forwards(self.model_runner.model, self._get_rank_directory(directory))
             self.restored = self.fast_path["compile"] = True
         except Exception as error:  # noqa: BLE001 - a damaged or foreign artifact must not stop a server
             self._fall_back("compile", f"{type(error).__name__}: {error}")
-        if built := len(compiled.kernels(directory) - kernels):
+        if built := len(compiled.list_kernels(directory) - kernels):
             self._fall_back(
-                "compile", f"{built} kernels were built again: Inductor's compile command differs here"
+                "compile", f"{built} kernels were rebuilt: Inductor's compile command differs on this machine"
             )
 
-    def _compiled_place(self, directory: Path) -> Path:
-        return compiled.rank_directory(directory, self.rank, self.parallel_config.world_size)
+    def _get_rank_directory(self, directory: Path) -> Path:
+        return compiled.get_rank_directory(directory, self.rank, self.parallel_config.world_size)
 
     def save_compiled(self, directory: str) -> str | None:
-        """Write this rank's compiled forward and kernels below an artifact directory; return why none was written."""
-        place = self._compiled_place(Path(directory))
-        place.mkdir(exist_ok=True)
+        """Save the compiled forward and kernels of this rank in an artifact directory; return why none was saved, or None."""
+        rank_directory = self._get_rank_directory(Path(directory))
+        rank_directory.mkdir(exist_ok=True)
         try:
-            compiled.save(self.model_runner.model, place)
+            compiled.save_forwards(self.model_runner.model, rank_directory)
         except compiled.NotSavedError as error:
             return str(error)
-        # Where Inductor builds kernels is known in this process only: vLLM gives each rank of a pipeline its own place.
+        # Only this process knows where Inductor builds kernels: vLLM gives each pipeline rank its own directory.
         compiled.copy_kernels(Path(directory))
         return None
 
@@ -153,25 +156,25 @@ class ColdWorker(CPUWorker):
         self.fallbacks.append(Fallback(section, reason))
 
     def sleep(self, level: int = 1) -> None:
-        """Put the weights to sleep with our backend, if it was chosen; vLLM's own works on devices only."""
+        """Put the weights to sleep with our sleep backend if it is chosen, else with vLLM's, which supports only GPUs."""
         if self.model_config.sleep_mode_backend == SLEEP_BACKEND:
             self.sleep_mode_backend.suspend(level)
         else:
             super().sleep(level)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """Undo `sleep`."""
+        """Wake what `sleep` has put to sleep."""
         if self.model_config.sleep_mode_backend == SLEEP_BACKEND:
             self.sleep_mode_backend.resume(tags)
         else:
             super().wake_up(tags)
 
     def record_built_by_server(self, reason: str) -> None:
-        """Record that the server built this worker itself, because the prebuilt one does not fit."""
+        """Record that the server built this worker itself, because the prebuilt worker does not match (`reason`)."""
         self._fall_back("worker", reason)
 
     def warm_up(self) -> None:
-        """Run the restored forward once for a few tokens, so that it initialises its lazy state."""
+        """Run the restored forward once with a few tokens, which initializes its lazy state."""
         if self.restored and not self.warm:
             with timeline.measure("warm up", track="engine"):
                 self.model_runner._dummy_run(WARMUP_TOKENS)
@@ -186,11 +189,11 @@ class ColdWorker(CPUWorker):
         if self.restored or not super()._should_warm_up_model():
             return False
         if self.compilation_config.mode != CompilationMode.NONE:
-            compiled.name_kernels()
+            compiled.use_portable_kernel_names()
         return True
 
     def coldstart_report(self) -> dict[str, Any]:
-        """Report the restored sections and the fallbacks to the process that started this server."""
-        found = compat.report()
+        """Return the restored sections and the fallbacks for the process that started this server."""
+        found = compat.build_worker_report()
         named = [*fallback.encode(self.fallbacks), *found["fallbacks"]]
         return found | {"fast_path": self.fast_path | found["fast_path"], "fallbacks": named}

@@ -1,4 +1,4 @@
-"""Entry point that vLLM loads in each of its processes (`vllm.general_plugins`): workers get a report, and the plug-in."""
+"""Entry point that vLLM loads in each of its processes (`vllm.general_plugins`): adds worker reports and hooks graphs."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from coldstart.contract.environment import PLAN
 
 
 def register() -> None:
-    """Hook vLLM if the launch plan requests it; without a plan, import and read nothing else."""
+    """Hook vLLM if the launch plan requests it; without a launch plan, return immediately."""
     if not PLAN.read():
         return
     from coldstart.contract.graphs import WORKER_REPORT, EngineTask
     from coldstart.contract.plan import LaunchPlan
     from coldstart.vllm import compat, late
 
-    late.when_imported(
-        "vllm.v1.worker.gpu_worker",  # of which the CPU's worker is a subclass
-        lambda module: setattr(module.Worker, WORKER_REPORT, lambda self: compat.report()),
+    late.run_when_imported(
+        "vllm.v1.worker.gpu_worker",  # the CPU worker is a subclass
+        lambda module: setattr(module.Worker, WORKER_REPORT, lambda self: compat.build_worker_report()),
     )
     if (task := LaunchPlan.current().engine) != EngineTask():
         from coldstart.vllm.graphs import plugin

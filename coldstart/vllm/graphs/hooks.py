@@ -1,8 +1,8 @@
-"""Hook vLLM's capture of CUDA graphs by a CudaGraphManager.
+"""Hook the capture of CUDA graphs by vLLM's CudaGraphManager.
 
-A model runner gets the restored full graphs and skips the warm-up and capture of exactly those batch descriptors. All other
-descriptors and managers are captured as usual. vLLM only calls .replay() on the stored graphs. Pieces are not restored: a
-piece reads memory that the piece before it wrote.
+A model runner receives the restored full graphs, and skips warm-up and capture of exactly their batch descriptors. All
+other descriptors and managers are captured as usual. vLLM only calls .replay() on the stored graphs. Piecewise graphs are
+not restored, because each piece reads memory that the previous piece wrote.
 """
 
 from __future__ import annotations
@@ -21,52 +21,51 @@ log = logging.getLogger("vllm.coldstart.graphs")
 MODULE = "vllm.v1.worker.gpu.cudagraph_utils"
 
 
-def require() -> None:
-    """Raise GraphRefusedError if graphs were not checked for this vLLM; imports nothing of vLLM."""
+def require_support() -> None:
+    """Raise GraphRefusedError if graphs were not tested with this vLLM. This imports no vLLM module."""
     if reason := compat.check("graphs"):
         raise GraphRefusedError(reason)
 
 
-def refuse_unsupported(runner: Any) -> None:
-    """Raise GraphRefusedError for an engine whose graphs cannot be recorded or restored."""
-    require()
+def check_runner(runner: Any) -> None:
+    """Raise GraphRefusedError if the graphs of this runner's engine cannot be recorded or restored."""
+    require_support()
     parallel = runner.parallel_config
     if parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1:
-        raise GraphRefusedError("graphs of several ranks contain collectives, which cannot be restored")
+        raise GraphRefusedError("cannot restore graphs of several ranks: they contain collectives")
     if getattr(runner, "use_aux_hidden_state_outputs", False):
-        raise GraphRefusedError("a draft model reads outputs of inner layers, which are not recorded")
+        raise GraphRefusedError("cannot record graphs: a draft model reads the outputs of inner layers")
     if runner.vllm_config.use_cumem_cudagraph_pool:
         raise GraphRefusedError(
-            "with --sleep-mode-offload-cudagraph vLLM captures graphs into the memory pool of its sleep mode, "
-            "which is not recorded"
+            "cannot record graphs with --sleep-mode-offload-cudagraph: they are captured into the sleep mode's pool"
         )
     if (manager := getattr(runner, "cudagraph_manager", None)) is None:
-        raise GraphRefusedError("this engine uses vLLM's first model runner, whose graphs are not recorded")
+        raise GraphRefusedError("cannot record graphs of vLLM's model runner V1, which this engine uses")
     if getattr(manager, "ubatch_runner", None) is not None:
-        raise GraphRefusedError("vLLM writes the inputs of microbatches only for a capture")
+        raise GraphRefusedError("cannot restore graphs: vLLM writes microbatch inputs only for a capture")
 
 
-def graph_key(descriptor: Any) -> str:
-    """Return the graph key of a batch descriptor: its mode and every field that is not a default."""
+def build_graph_key(descriptor: Any) -> str:
+    """Return the graph key of a batch descriptor: its mode and all fields that are not defaults."""
     names = [n for n in descriptor.__dataclass_fields__ if n != "cg_mode" and getattr(descriptor, n)]
     return f"{descriptor.cg_mode.name}:" + ",".join(f"{n}={getattr(descriptor, n)}" for n in names)
 
 
-def is_full(descriptor: Any) -> bool:
-    """Return whether the descriptor's graph covers the whole forward pass."""
+def is_full_graph(descriptor: Any) -> bool:
+    """Return whether the descriptor's graph covers the full forward pass."""
     return bool(descriptor.cg_mode.name == "FULL")
 
 
-Instead = Callable[[Mapping[str, Any], Callable[..., Any], Callable[[], None]], None]
-"""Work instead of a capture. Its arguments are the descriptors of all full graphs by key, vLLM's function that writes the
-inputs of one, and the capture."""
+CaptureReplacement = Callable[[Mapping[str, Any], Callable[..., Any], Callable[[], None]], None]
+"""Function that runs instead of a capture. It receives the descriptors of all full graphs by key, vLLM's function that
+writes the inputs of a descriptor, and the capture."""
 
 
 @contextlib.contextmanager
-def hooked(runner: Any, instead: Instead) -> Iterator[None]:
-    """Call `instead` where this runner captures its graphs.
+def replace_capture(runner: Any, replacement: CaptureReplacement) -> Iterator[None]:
+    """In this block, call `replacement` where this runner captures its graphs.
 
-    This affects the runner's own manager only: the managers of draft models inherit its method and have the same keys.
+    Only the runner's own manager is affected: the managers of draft models inherit its method and have the same keys.
 
     Raises:
         GraphRefusedError: This vLLM lacks the method; nothing was patched.
@@ -83,8 +82,8 @@ def hooked(runner: Any, instead: Instead) -> Iterator[None]:
         if profiling or self is not runner.cudagraph_manager:
             own()
         else:
-            full = {graph_key(d): d for rows in self._capture_descs.values() for d in rows if is_full(d)}
-            instead(full, create_forward_fn, own)
+            listed = (d for rows in self._capture_descs.values() for d in rows)
+            replacement({build_graph_key(d): d for d in listed if is_full_graph(d)}, create_forward_fn, own)
 
     kind.capture = capture
     try:
@@ -93,17 +92,21 @@ def hooked(runner: Any, instead: Instead) -> Iterator[None]:
         kind.capture = original
 
 
-def capture_rest(
-    manager: Any, graphs: Mapping[str, Any], full: Mapping[str, Any], write: object, own: Callable[[], None]
+def capture_unrestored(
+    manager: Any,
+    graphs: Mapping[str, Any],
+    full: Mapping[str, Any],
+    write: object,
+    capture: Callable[[], None],
 ) -> None:
-    """Give the manager these graphs by key, and capture the others."""
+    """Give the manager the restored `graphs` by key, and capture the others; `full` are the descriptors by key."""
     restored = {full[key]: graph for key, graph in graphs.items() if key in full}
-    # Dispatch reads the list of captures again later.
+    # Dispatch reads this list again later.
     saved = {mode: list(rows) for mode, rows in manager._capture_descs.items()}
     for mode, rows in saved.items():
         manager._capture_descs[mode] = [row for row in rows if row not in restored]
     try:
-        own()
+        capture()
     finally:
         manager._capture_descs.update(saved)
     manager.graphs.update(restored)

@@ -1,11 +1,11 @@
-"""KV cache size of a GPU, carried in the bundle (MEDUSA, section 6).
+"""KV cache size of a GPU engine, stored in the bundle (MEDUSA, section 6).
 
-vLLM's start-up plan sets the size instead of profiling the device, but from a file whose name depends on the model's path. Here
-the size is set at the same place, from the bundle's plan of the rank, less what other processes hold now. The plan records the
-version of vLLM and the device of the measurement.
+vLLM's start-up plan can set the size instead of profiling the GPU, but its file name depends on the model path. This
+module sets the size at the same place from the bundle's plan for the rank, minus the memory that other processes use now.
+The plan records the vLLM version and the GPU of the measurement.
 
-Plans are measured in a start with warm caches, because profiling counts the peak memory of a compilation as the model's. Both
-figures have a margin, because a refusal changes the size to which graphs are bound.
+Plans are measured in a start with warm caches, because profiling would count the peak memory of a compilation as the
+model's. Both values are reduced by a margin, because graphs are bound to the size and must not need another one.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import msgspec
 
 from coldstart.graphs.errors import AlteredTableError, GraphRefusedError
 
-MARGIN = 256 << 20
-# If other processes hold more than the rest of the planned size, vLLM's profiling decides whether the model fits at all.
-LEAST = 0.25
+MARGIN_BYTES = 256 << 20
+# Smallest usable share of the planned size; below it, vLLM's profiling decides whether the model fits.
+MIN_SHARE = 0.25
 
 
 Size = Annotated[int, msgspec.Meta(gt=0)]
 
 
 class KvPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Plan of one rank, in bytes; `vllm` and `device` are the version and the device of the measurement."""
+    """KV cache plan of one rank, in bytes; `vllm` and `device` are the version and the GPU of the measurement."""
 
     rank: Annotated[int, msgspec.Meta(ge=0)]
     kv_cache_memory_bytes: Size
@@ -35,55 +35,55 @@ class KvPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vllm: str
     device: str
 
-    def fit(self, free: int | None) -> int:
-        """Return the size less the memory that others hold now; the planned size if `free` is None, which means unknown.
+    def fit_to_memory(self, free_bytes: int | None) -> int:
+        """Return the planned size minus the memory that other processes use now; all of it if `free_bytes` is None (unknown).
 
         Raises:
-            GraphRefusedError: Less than LEAST of the planned size would remain.
+            GraphRefusedError: Less than MIN_SHARE of the planned size would remain.
         """
-        missing = 0 if free is None else max(0, self.free_memory_baseline - free)
+        missing = 0 if free_bytes is None else max(0, self.free_memory_baseline - free_bytes)
         size = self.kv_cache_memory_bytes - missing
-        if size < LEAST * self.kv_cache_memory_bytes:
+        if size < MIN_SHARE * self.kv_cache_memory_bytes:
             raise GraphRefusedError(
-                f"rank {self.rank} has {free} bytes free, {missing} fewer than when the KV plan of "
-                f"{self.kv_cache_memory_bytes} bytes was measured: vLLM profiles again"
+                f"cannot use the KV plan of {self.kv_cache_memory_bytes} bytes on rank {self.rank}: {free_bytes} bytes are "
+                f"free, {missing} fewer than when it was measured"
             )
         return size
 
 
-def note(directory: Path, worker: Any, kv_cache_memory_bytes: int) -> None:
-    """Write the result of this worker's profiling, less the margin, for the process that started the engine."""
+def write_plan(directory: Path, worker: Any, kv_cache_memory_bytes: int) -> None:
+    """Write the profiling result of this worker, minus the margin, for the process that started the engine."""
     from vllm import __version__
     from vllm.platforms import current_platform
 
     baseline = int(worker.init_snapshot.free_memory)
-    figures = (int(kv_cache_memory_bytes) - MARGIN, baseline - MARGIN)
+    figures = (int(kv_cache_memory_bytes) - MARGIN_BYTES, baseline - MARGIN_BYTES)
     plan = KvPlan(int(worker.rank), *figures, __version__, current_platform.get_device_name())
     (directory / f"rank-{plan.rank}.json").write_text(json.dumps(msgspec.to_builtins(plan)))
 
 
-def collect(directory: Path) -> list[KvPlan]:
-    """Read the plans that the workers of an offline start wrote, by rank. Raises AlteredTableError."""
+def read_plans(directory: Path) -> list[KvPlan]:
+    """Read the plans that the workers of an offline start wrote, in order of rank. Raises AlteredTableError."""
     plans = [json.loads(file.read_text()) for file in directory.glob("rank-*.json")]
     return parse_plans(sorted(plans, key=lambda plan: int(plan["rank"])))
 
 
 def parse_plans(data: object) -> list[KvPlan]:
-    """Parse the plans of a kv section, one for each rank from 0. Raises AlteredTableError."""
+    """Parse the plans of a bundle's kv section, one for each rank from 0. Raises AlteredTableError."""
     try:
         plans = msgspec.convert(data, list[KvPlan])
     except msgspec.ValidationError as error:
         raise AlteredTableError(f"invalid start-up plan in the kv section: {error}") from error
     if not plans or [plan.rank for plan in plans] != list(range(len(plans))):
-        raise AlteredTableError("the kv section does not contain one start-up plan for each rank")
+        raise AlteredTableError("invalid kv section: it does not contain one start-up plan for each rank")
     return plans
 
 
-def fit_worker(worker: Any, data: object) -> int:
-    """Return the KV cache size of this worker's rank in bytes.
+def compute_kv_bytes(worker: Any, data: object) -> int:
+    """Return the KV cache size of this worker's rank in bytes; the bundle's key has compared the other conditions.
 
-    The bundle's key has already compared everything else. Raises GraphError if the plan is invalid, or vLLM, device or free
-    memory differ.
+    Raises:
+        GraphError: The plan is invalid, or the vLLM version, the GPU or the free memory does not match.
     """
     from vllm import __version__
     from vllm.platforms import current_platform
@@ -99,4 +99,4 @@ def fit_worker(worker: Any, data: object) -> int:
         raise GraphRefusedError(
             f"the KV plan was measured with {plan.vllm} on {plan.device}, but this engine has {' on '.join(here)}"
         )
-    return int(plan.fit(worker.init_snapshot.free_memory))
+    return int(plan.fit_to_memory(worker.init_snapshot.free_memory))

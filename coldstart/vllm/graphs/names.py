@@ -1,4 +1,4 @@
-"""Names for the device memory that a vLLM model runner reaches: param:, buffer:, kv:, static:.
+"""Names for the GPU memory that a vLLM model runner can reach: param:, buffer:, kv:, static:.
 
 A name is a path of attributes and keys, so it is the same in every process that builds the same engine.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-DEPTH = 6
+MAX_DEPTH = 6
 Wanted = Callable[[Any], bool]
 
 
@@ -17,23 +17,23 @@ def is_on_device(tensor: Any) -> bool:
     return bool(tensor.is_cuda)
 
 
-def runner_tensors(runner: Any, wanted: Wanted = is_on_device) -> dict[str, Any]:
-    """Return the wanted tensors by name, in this order: weights, buffers, KV caches, then other attributes (`static:`)."""
-    model = unwrapped(runner.model)
+def name_runner_tensors(runner: Any, wanted: Wanted = is_on_device) -> dict[str, Any]:
+    """Return the wanted tensors by name: weights, buffers, KV caches, then other attributes (`static:`)."""
+    model = unwrap_model(runner.model)
     named = {f"param:{name}": p.data for name, p in model.named_parameters()}
     named |= {f"buffer:{name}": b for name, b in model.named_buffers()}
-    named |= dict(kv_caches(runner))
-    named |= {f"static:{path}": t for path, t in static_tensors(runner, wanted)}
+    named |= dict(iterate_kv_caches(runner))
+    named |= {f"static:{path}": t for path, t in iterate_static_tensors(runner, wanted)}
     return {symbol: tensor for symbol, tensor in named.items() if wanted(tensor)}
 
 
-def unwrapped(model: Any) -> Any:
-    """Return the module inside vLLM's graph wrappers."""
+def unwrap_model(model: Any) -> Any:
+    """Return the module inside vLLM's CUDA graph wrappers."""
     return model.unwrap() if hasattr(model, "unwrap") else model
 
 
-def kv_caches(runner: Any) -> Iterator[tuple[str, Any]]:
-    """Yield kv:<layer> for each attention layer of the static forward context; lists are numbered."""
+def iterate_kv_caches(runner: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the name kv:<layer> and the KV cache of each attention layer; the caches of a list are numbered."""
     layers: Mapping[str, Any] = runner.compilation_config.static_forward_context
     for name, layer in layers.items():
         cache = getattr(layer, "kv_cache", None)
@@ -43,8 +43,8 @@ def kv_caches(runner: Any) -> Iterator[tuple[str, Any]]:
                 yield f"kv:{name}" + (f".{number}" if len(parts) > 1 else ""), part
 
 
-def static_tensors(root: Any, wanted: Wanted) -> Iterator[tuple[str, Any]]:
-    """Yield tensors in attributes of vLLM objects below `root`, each object once, in order of attributes."""
+def iterate_static_tensors(root: Any, wanted: Wanted) -> Iterator[tuple[str, Any]]:
+    """Yield the path and value of each wanted tensor in attributes of vLLM objects below `root`, each object once."""
     seen: set[int] = set()
     queue: list[tuple[str, Any, int]] = [("", root, 0)]
     while queue:
@@ -52,7 +52,7 @@ def static_tensors(root: Any, wanted: Wanted) -> Iterator[tuple[str, Any]]:
         if hasattr(value, "untyped_storage") and hasattr(value, "is_cuda"):
             if wanted(value):
                 yield path, value
-        elif depth < DEPTH and id(value) not in seen:
+        elif depth < MAX_DEPTH and id(value) not in seen:
             seen.add(id(value))
             queue += [
                 (f"{path}.{name}" if path else name, child, depth + 1) for name, child in _children(value)

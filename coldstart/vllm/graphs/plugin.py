@@ -1,7 +1,7 @@
-"""Plug-in behind `entry.register`: record and prove graphs offline, restore them online, size the KV cache.
+"""Plug-in that `entry.register` installs: record and verify graphs offline, restore them online, and set the KV cache size.
 
-If anything fails, vLLM's own capture runs. Offline, the reason is written for the process that started this one; online it is
-part of the report that the server requests.
+If a step fails, vLLM's own capture runs. Offline, the reason is written for the process that started this one; online, it
+is part of the worker's report to the server.
 """
 
 from __future__ import annotations
@@ -25,42 +25,42 @@ Run = Callable[[Any, Callable[[], Any]], Any]
 
 
 def register(task: EngineTask) -> None:
-    """Install the hooks for a task, in each of vLLM's processes."""
+    """Install the hooks for a task in this vLLM process."""
     if task.compiled:
-        _lay_compiled(compiled.Aot(task.compiled))
+        _lay_compiled(compiled.AotArtifacts(task.compiled))
     if task.kv_note or task.kv_plan:
         _size_kv(task)
     if task.record or task.prove or task.restore:
         _install(_create_session(task))
     elif task.deferred:
-        _defer(deferred.Deferral())
+        _defer(deferred.DeferredCapture())
 
 
 def _create_session(task: EngineTask) -> Any:
     if task.record:
-        from coldstart.vllm.graphs.record import GraphRecording
+        from coldstart.vllm.graphs.record import RecordingSession
 
-        return GraphRecording(task.record)
-    from coldstart.vllm.graphs.restore import Proving, Restoring
+        return RecordingSession(task.record)
+    from coldstart.vllm.graphs.restore import ProvingSession, RestoringSession
 
     if task.prove:
-        return Proving(task.prove)
+        return ProvingSession(task.prove)
     assert task.restore is not None
-    return Restoring(task.restore)
+    return RestoringSession(task.restore)
 
 
-def _defer(deferral: deferred.Deferral) -> None:
-    late.when_imported(
+def _defer(deferral: deferred.DeferredCapture) -> None:
+    late.run_when_imported(
         WORKER,
-        lambda module: setattr(module.Worker, CAPTURE_NEXT, lambda worker, agreed: deferral.advance(agreed)),
+        lambda module: setattr(module.Worker, CAPTURE_NEXT, lambda _, agreed: deferral.capture_next(agreed)),
     )
     _install(deferral, compat.check("deferred-capture"))
 
 
 def _install(session: Any, reason: str | None = None) -> None:
-    """Let a session run instead of `capture_model`, or report the reason why it does not.
+    """Run `session.run` instead of `capture_model`; with a `reason`, only report that reason.
 
-    Its `fallbacks` are the reasons by graph, of which `*` is all graphs.
+    The session's `fallbacks` are reasons by graph key; the key `*` means all graphs.
     """
 
     def hook(module: Any) -> None:
@@ -79,7 +79,7 @@ def _install(session: Any, reason: str | None = None) -> None:
     def fail(reason: str) -> None:
         session.fallbacks["*"] = reason
 
-    compat.sources.append(
+    compat.fallback_sources.append(
         lambda: [
             Fallback("graphs", f"{'all' if key == '*' else key}: {why}")
             for key, why in session.fallbacks.items()
@@ -89,7 +89,7 @@ def _install(session: Any, reason: str | None = None) -> None:
         fail(reason)
         return
     for name in RUNNERS:
-        late.when_imported(name, hook, fail)
+        late.run_when_imported(name, hook, fail)
 
 
 def _wrapped(original: Callable[..., Any], run: Run) -> Callable[..., Any]:
@@ -101,50 +101,52 @@ def _wrapped(original: Callable[..., Any], run: Run) -> Callable[..., Any]:
     return capture_model
 
 
-def _lay_compiled(held: compiled.Aot) -> None:
-    compat.sources.append(lambda: [Fallback("compile", reason) for reason in held.reasons])
+def _lay_compiled(held: compiled.AotArtifacts) -> None:
+    compat.fallback_sources.append(lambda: [Fallback("compile", reason) for reason in held.reasons])
     if reason := compat.check("aot"):
         log.warning("vLLM compiles: %s", reason)
-        held.miss(reason)
+        held.add_reason(reason)
     else:
-        late.when_imported(compiled.DECORATORS, held.install, held.miss)
+        late.run_when_imported(compiled.DECORATORS_MODULE, held.wrap_loader, held.add_reason)
 
 
 def _size_kv(task: EngineTask) -> None:
     if reason := compat.check("kv-plan"):
-        compat.fall_back("kv", reason)
+        compat.record_fallback("kv", reason)
         return
     if task.kv_note:
-        late.when_imported(WORKER, functools.partial(_note_kv, task.kv_note))
+        late.run_when_imported(WORKER, functools.partial(_note_kv, task.kv_note))
     if task.kv_plan:
-        late.when_imported(
-            WORKER, functools.partial(_apply_kv, task.kv_plan), functools.partial(compat.fall_back, "kv")
+        apply, fail = (
+            functools.partial(_apply_kv, task.kv_plan),
+            functools.partial(compat.record_fallback, "kv"),
         )
+        late.run_when_imported(WORKER, apply, fail)
 
 
 def _note_kv(directory: Path, module: Any) -> None:
-    """Write the results of this worker's profiling."""
+    """Make vLLM's worker write its profiling result to `directory`."""
     original = module.maybe_save_startup_plan
 
     @functools.wraps(original)
     def save(worker: Any, kv_cache_memory_bytes: int) -> None:
-        kv_plan.note(directory, worker, kv_cache_memory_bytes)
+        kv_plan.write_plan(directory, worker, kv_cache_memory_bytes)
         original(worker, kv_cache_memory_bytes)
 
     module.maybe_save_startup_plan = save
 
 
 def _apply_kv(plans: list[dict[str, Any]], module: Any) -> None:
-    """Set the size of the bundle's plan where vLLM applies its own start-up plan, unless the user gave one."""
+    """Set the KV cache size of the bundle's plan where vLLM applies its start-up plan, unless the user set a size."""
     original = module.maybe_apply_startup_plan
 
     @functools.wraps(original)
     def apply(worker: Any) -> None:
         if worker.cache_config.kv_cache_memory_bytes is None:
             try:
-                worker.cache_config.kv_cache_memory_bytes = kv_plan.fit_worker(worker, plans)
+                worker.cache_config.kv_cache_memory_bytes = kv_plan.compute_kv_bytes(worker, plans)
             except GraphError as error:
-                compat.fall_back("kv", str(error))
+                compat.record_fallback("kv", str(error))
         original(worker)
 
     module.maybe_apply_startup_plan = apply

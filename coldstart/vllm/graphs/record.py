@@ -1,4 +1,4 @@
-"""Record graphs in a vLLM worker: vLLM captures, and the graphs are kept."""
+"""Record CUDA graphs in a vLLM worker: vLLM captures them, and this module keeps them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from coldstart.graphs.cuda.modules import ModuleLog, ModuleWatch
 from coldstart.graphs.errors import GraphError, GraphRefusedError
 from coldstart.graphs.torch_framework import TorchFramework, define_kept_class
 from coldstart.system.devices import nvml
-from coldstart.vllm.graphs.hooks import graph_key, is_full, log, refuse_unsupported
-from coldstart.vllm.graphs.names import runner_tensors
+from coldstart.vllm.graphs.hooks import build_graph_key, check_runner, is_full_graph, log
+from coldstart.vllm.graphs.names import name_runner_tensors
 
-VLLM = "vllm"  # entry of the report
+VLLM = "vllm"  # field of the report in the bundle
 PADDING = (1 << 21, 1 << 26)
 
 
-class GraphRecording:
-    """Offline round; `directory` is the work directory of offline.py."""
+class RecordingSession:
+    """Capture session that records graphs offline; `directory` is the work directory of graphs/offline.py."""
 
     def __init__(self, directory: Path) -> None:
         self._work, self.modules = directory, ModuleLog()
@@ -31,12 +31,10 @@ class GraphRecording:
         try:
             self._watch = ModuleWatch(self.modules)
         except GraphError as error:
-            log.warning(
-                "no graph can be recorded, because the binaries of the kernels are unknown: %s", error
-            )
+            log.warning("cannot record graphs, because the binaries of the kernels are unknown: %s", error)
 
     def prepare_load(self) -> None:
-        """Number all allocations from here on; allocate random sizes first, so that no two processes have the same layout."""
+        """Trace all later allocations; first allocate random sizes, so that no two processes have the same memory layout."""
         import torch
 
         torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=4_000_000)
@@ -45,11 +43,11 @@ class GraphRecording:
         self._padding = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
 
     def run(self, runner: Any, own: Callable[[], Any]) -> Any:
-        """Capture with kept graphs, then write this process's layout."""
-        with keep_graphs():
+        """Run vLLM's own capture, keep its graphs, and write the memory layout of this process."""
+        with keep_captured_graphs():
             result = own()
         try:
-            refuse_unsupported(runner)
+            check_runner(runner)
             self._watch_steps(runner, self._save(runner, CudaDriver(self.modules)))
         except GraphError as error:
             log.warning("cannot record graphs: %s", error)
@@ -57,7 +55,7 @@ class GraphRecording:
         return result
 
     def _watch_steps(self, runner: Any, watch: offline.ContentWatch) -> None:
-        """Compare stored contents after each step that this engine takes from now on."""
+        """Compare the stored contents after each later step of this engine."""
         own = runner.execute_model
 
         def execute_model(*arguments: Any, **keywords: Any) -> Any:
@@ -71,39 +69,41 @@ class GraphRecording:
         runner.execute_model = execute_model
 
     def _save(self, runner: Any, driver: CudaDriver) -> offline.ContentWatch:
-        framework = vllm_framework(driver, runner)
-        captured = {key: framework.capture(key) for key in captured_graphs(runner)}
+        framework = create_framework(driver, runner)
+        captured = {key: framework.capture(key) for key in list_captured_graphs(runner)}
         output = runner.cudagraph_manager.hidden_states
-        # A restore must create this buffer, which a capture creates.
+        # A capture creates this buffer, so a restore must create it, too.
         like = {"shape": list(output.shape), "dtype": str(output.dtype).removeprefix("torch.")}
         report = {VLLM: {"output": like, "driver": nvml.read_driver_version()}}
         return offline.record(self._work, driver, framework, captured, report)
 
 
-def captured_graphs(runner: Any) -> dict[str, tuple[Any, Any]]:
-    """Return key to (descriptor, graph) of every full graph; pieces stay with vLLM."""
-    return {graph_key(d): (d, graph) for d, graph in runner.cudagraph_manager.graphs.items() if is_full(d)}
+def list_captured_graphs(runner: Any) -> dict[str, tuple[Any, Any]]:
+    """Return (descriptor, graph) of every captured full graph by key; piecewise graphs are omitted."""
+    graphs = runner.cudagraph_manager.graphs.items()
+    return {build_graph_key(d): (d, graph) for d, graph in graphs if is_full_graph(d)}
 
 
-def vllm_framework(
+def create_framework(
     driver: CudaDriver, runner: Any, capture: Callable[[], None] = lambda: None
 ) -> TorchFramework:
-    """Return the runner's memory by name, with vLLM's graphs as captures; `capture` is called before one is returned."""
+    """Return the memory and the captured graphs of a runner for coldstart.graphs; `capture` runs before a graph is returned."""
 
     def find_captured(key: str) -> Any:
         capture()
-        graphs = captured_graphs(runner)
+        graphs = list_captured_graphs(runner)
         if key not in graphs:
-            raise GraphRefusedError(f"vLLM did not capture {key} in this process")
+            raise GraphRefusedError(f"vLLM did not capture the graph {key} in this process")
         return graphs[key][1]
 
-    sizes = {key: int(d.num_tokens) for key, (d, _) in captured_graphs(runner).items()}
-    return TorchFramework(driver, runner_tensors(runner), sizes, find_captured, runner.cudagraph_manager.pool)
+    sizes = {key: int(d.num_tokens) for key, (d, _) in list_captured_graphs(runner).items()}
+    tensors, pool = name_runner_tensors(runner), runner.cudagraph_manager.pool
+    return TorchFramework(driver, tensors, sizes, find_captured, pool)
 
 
 @contextmanager
-def keep_graphs() -> Iterator[None]:
-    """Replace the class of vLLM's captured graphs by one that keeps them, in the block."""
+def keep_captured_graphs() -> Iterator[None]:
+    """In this block, make torch keep the raw graphs that vLLM captures."""
     import torch
 
     plain = torch.cuda.CUDAGraph

@@ -1,4 +1,4 @@
-"""Restore graphs in a vLLM worker: in the last offline round, and in every start from a proven bundle."""
+"""Restore graphs in a vLLM worker: for verification in the last offline round, and in every start from a verified bundle."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from coldstart.graphs.restore import Replayable, Restorer
 from coldstart.graphs.tables import read_manifest
 from coldstart.system.devices import nvml
 from coldstart.vllm.graphs import hooks
-from coldstart.vllm.graphs.hooks import log, refuse_unsupported
-from coldstart.vllm.graphs.names import runner_tensors
-from coldstart.vllm.graphs.record import VLLM, keep_graphs, vllm_framework
+from coldstart.vllm.graphs.hooks import check_runner, log
+from coldstart.vllm.graphs.names import name_runner_tensors
+from coldstart.vllm.graphs.record import VLLM, create_framework, keep_captured_graphs
 
 
-def read_extras(directory: Path) -> Mapping[str, Any]:
-    """Return the recorded form of the buffer of vLLM's graph manager, and the driver's version.
+def read_vllm_report(directory: Path) -> Mapping[str, Any]:
+    """Return the recorded form of the graph manager's output buffer and the driver version of the recording.
 
-    Raises AlteredTableError, or GraphRefusedError for a bundle of another engine.
+    Raises AlteredTableError for an invalid manifest, and GraphRefusedError for a bundle that vLLM did not record.
     """
     held = read_manifest(directory).report.get(VLLM)
     if not isinstance(held, dict) or "output" not in held:
@@ -33,8 +33,8 @@ def read_extras(directory: Path) -> Mapping[str, Any]:
     return held
 
 
-def create_output(runner: Any, like: Mapping[str, Any]) -> None:
-    """Create the buffer that a capture would have created on the manager; graphs write into it."""
+def allocate_output(runner: Any, like: Mapping[str, Any]) -> None:
+    """Allocate the manager's output buffer, into which graphs write, with a recorded shape and type."""
     import torch
 
     buffer = torch.empty(like["shape"], dtype=getattr(torch, like["dtype"]), device="cuda")
@@ -42,10 +42,10 @@ def create_output(runner: Any, like: Mapping[str, Any]) -> None:
 
 
 def create_workload(
-    runner: Any, driver: CudaDriver, full: Mapping[str, Any], write: Callable[..., Any]
+    runner: Any, driver: CudaDriver, descriptors: Mapping[str, Any], write: Callable[..., Any]
 ) -> Workload:
-    """Return the inputs and outputs of the runner's graphs, given their descriptors; `write` writes vLLM's inputs of one."""
-    tensors, output = runner_tensors(runner), runner.cudagraph_manager.hidden_states
+    """Return the inputs and outputs of the runner's graphs; `write` makes vLLM write the inputs of a descriptor."""
+    tensors, output = name_runner_tensors(runner), runner.cudagraph_manager.hidden_states
     storages = {symbol: tensor.untyped_storage() for symbol, tensor in tensors.items()}
     spans = {symbol: (held.data_ptr(), held.nbytes()) for symbol, held in storages.items()}
     ids = {
@@ -55,46 +55,46 @@ def create_workload(
     }
     first, row = output.untyped_storage().data_ptr(), output.nbytes // output.shape[0]
     return Workload(
-        driver, lambda key: write(full[key], warmup=False),
-        {key: (first, min(int(d.num_tokens), output.shape[0]) * row) for key, d in full.items()},
+        driver, lambda key: write(descriptors[key], warmup=False),
+        {key: (first, min(int(d.num_tokens), output.shape[0]) * row) for key, d in descriptors.items()},
         [span for symbol, span in spans.items() if symbol.startswith("kv:")],
         list(ids.items()), int(runner.model_config.get_vocab_size()),
     )  # fmt: skip
 
 
-class Proving:
-    """Session that restores everything, lets vLLM capture everything, and compares."""
+class ProvingSession:
+    """Capture session that restores all graphs, lets vLLM capture all graphs, and compares their outputs."""
 
     def __init__(self, work: Path) -> None:
         self._work, self.fallbacks = work, dict[str, str]()
 
     def run(self, runner: Any, own: Callable[[], Any]) -> Any:
-        """Prove the graphs where vLLM captures them."""
+        """Verify the graphs where vLLM captures them."""
         with ExitStack() as stack:
             try:
-                refuse_unsupported(runner)
-                stack.enter_context(hooks.hooked(runner, functools.partial(self._prove, runner)))
-                stack.enter_context(keep_graphs())
+                check_runner(runner)
+                stack.enter_context(hooks.replace_capture(runner, functools.partial(self._prove, runner)))
+                stack.enter_context(keep_captured_graphs())
             except GraphError as error:
                 self._fail(error)
             return own()
 
     def _fail(self, error: GraphError) -> None:
-        log.warning("cannot prove graphs: %s", error)
+        log.warning("cannot verify graphs: %s", error)
         offline.fail(self._work, str(error))
 
     def _prove(
         self, runner: Any, full: Mapping[str, Any], write_inputs: Callable[..., Any], own: Callable[[], None]
     ) -> None:
-        """Prove the graphs. vLLM's capture runs when a captured graph is first needed, hence after the restore."""
+        """Verify the graphs. vLLM's capture runs when a captured graph is first needed, which is after the restore."""
         import torch
 
         capture = functools.cache(own)
         try:
             driver, bundle = CudaDriver(), self._work / offline.BUNDLE
-            create_output(runner, read_extras(bundle)["output"])
-            restorer = Restorer(bundle, driver, vllm_framework(driver, runner, capture))
-            with torch.inference_mode():  # as vLLM's capture, whose function writes the inputs
+            allocate_output(runner, read_vllm_report(bundle)["output"])
+            restorer = Restorer(bundle, driver, create_framework(driver, runner, capture))
+            with torch.inference_mode():  # as in vLLM's capture, whose function writes the inputs
                 proof = prove(restorer, create_workload(runner, driver, full, write_inputs))
             write(proof, restorer.directory)
         except GraphError as error:
@@ -102,42 +102,42 @@ class Proving:
         capture()
 
 
-class Restoring:
-    """Session of an online start."""
+class RestoringSession:
+    """Capture session that restores the graphs of a bundle at a start."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.fallbacks = {"*": "vLLM has captured no CUDA graph"}
+        self.fallbacks = {"*": "vLLM did not capture any CUDA graph"}
 
     def run(self, runner: Any, own: Callable[[], Any]) -> Any:
-        """Restore the graphs and let vLLM capture the rest."""
+        """Restore the graphs, and run vLLM's own capture for the others."""
         with ExitStack() as stack:
             try:
-                refuse_unsupported(runner)
+                check_runner(runner)
                 self.fallbacks = {}
                 instead = functools.partial(
-                    hooks.capture_rest, runner.cudagraph_manager, self._restore(runner)
+                    hooks.capture_unrestored, runner.cudagraph_manager, self._restore(runner)
                 )
-                stack.enter_context(hooks.hooked(runner, instead))
+                stack.enter_context(hooks.replace_capture(runner, instead))
             except GraphError as error:
                 log.warning("vLLM captures its CUDA graphs: %s", error)
                 self.fallbacks["*"] = str(error)
             return own()
 
     def _restore(self, runner: Any) -> dict[str, Replayable]:
-        """Return the restored graphs.
+        """Return the restored graphs by key.
 
-        Another driver is refused: its data in graph nodes may change with each patch release.
+        Graphs of another driver version are refused, because each patch release can change the driver data in nodes.
         """
         read_proof(self.directory)
-        extras, present = read_extras(self.directory), nvml.read_driver_version()
+        extras, present = read_vllm_report(self.directory), nvml.read_driver_version()
         if extras.get("driver") != present:
             raise GraphRefusedError(
-                f"the graphs were recorded with driver {extras.get('driver')}, this machine has {present}"
+                f"the graphs were recorded with driver {extras.get('driver')}, but this machine has {present}"
             )
         driver = CudaDriver()
-        create_output(runner, extras["output"])
-        restorer = Restorer(self.directory, driver, vllm_framework(driver, runner))
+        allocate_output(runner, extras["output"])
+        restorer = Restorer(self.directory, driver, create_framework(driver, runner))
         graphs = restorer.restore_all()
         self.fallbacks = restorer.fallbacks
         for key, reason in self.fallbacks.items():

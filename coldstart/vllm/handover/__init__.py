@@ -1,4 +1,7 @@
-"""KV of running requests, moved between vLLM servers. This module imports neither vllm nor torch."""
+"""Arguments that let vLLM servers move running requests together with their KV cache.
+
+This module imports neither vllm nor torch.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,10 @@ CONNECTOR = "coldstart.vllm.handover.connector"
 
 
 def handover_arguments(host: str, identity: str) -> list[str]:
-    """Return the flags for a server whose data ports listen on the address `host`.
+    """Return the vLLM arguments that enable KV handover, with data ports on the address `host`.
 
-    `identity` names the weights: KV is exchanged between servers with equal identities only. The handover key is in the
-    environment (HANDOVER_KEY), because command lines are visible to all users of a machine.
+    `identity` names the weights: servers exchange KV only with servers of equal identity. The handover key is passed in
+    the environment variable HANDOVER_KEY, because all users of a machine can read command lines.
     """
     config = {
         "kv_connector": "KvHandoverConnector",

@@ -1,12 +1,13 @@
-"""vLLM KV connector with which another server takes over a running request together with its KV (ParaServe, section 6.2).
+"""vLLM KV connector that moves a running request together with its KV to another server (ParaServe, section 6.2).
 
-The source holds the blocks of the request and goes on computing it, while the target copies them. The target requests the rest
-as a prompt, whose KV vLLM loads through this connector; what the source has computed meanwhile is an ordinary
-prefill. All messages come from the gateway (coldstart.contract.handover).
+The source server pins the KV blocks of the request and continues to generate, while the target server copies the blocks.
+The target receives the request as a prompt, and vLLM loads the KV of that prompt through this connector. Tokens that the
+source has generated meanwhile are prefilled normally. The gateway sends all handover messages
+(coldstart.contract.handover).
 
-Invariants: a block that a pin holds is not freed before its lease ends, and not held longer than until the next
-iteration after it. The workers send a pin's blocks only after they have processed every earlier iteration, so the KV
-of all its tokens is written. A transfer that fails is reported to vLLM, which recomputes the blocks.
+Invariants: a pinned block is not freed before its lease ends, and is freed at the next iteration after that. A worker
+sends pinned blocks only after it has processed every earlier iteration, so their KV is complete. A failed transfer is
+reported to vLLM, which recomputes the blocks.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from vllm.logger import init_logger
 
 from coldstart.contract import environment, handover
 from coldstart.contract.handover import HandoverError, Pin, Pull
-from coldstart.vllm.handover.wire import DataPort, Layers, Query, TransferError, fetch
+from coldstart.vllm.handover.wire import BlockQuery, DataPort, Layers, TransferError, fetch_layers
 
 if TYPE_CHECKING:
     import torch
@@ -45,49 +46,49 @@ if TYPE_CHECKING:
 log = init_logger("vllm.coldstart.handover")
 
 LEASE_S = 15.0
-# A query can arrive before the iteration that announces its pin.
-ANNOUNCED_S = 5.0
-MOST_PINS = 64
+# How long a query waits for its pin: it can arrive before the iteration that announces the pin.
+PIN_WAIT_S = 5.0
+MAX_PINS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class HeldBlocks:
-    """Blocks that a worker sends to a client that knows the secret."""
+    """Pinned blocks, which a worker sends only to a client that knows `secret`."""
 
     secret: str
     blocks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """Blocks that a worker shall fetch for a request: those of `pull` after the first `skip`, into `blocks`."""
+class KvLoad:
+    """Blocks of `pull` after the first `skip_blocks`, which a worker loads into `blocks` of this server."""
 
-    request: str
+    request_id: str
     pull: Pull
-    skip: int
+    skip_blocks: int
     blocks: tuple[int, ...]
 
 
 @dataclass
-class HandoverStep(KVConnectorMetadata):
-    """Changes that the scheduler announces to the workers in one iteration."""
+class HandoverMetadata(KVConnectorMetadata):
+    """New pins, ended pins and new loads, which the scheduler announces to the workers in one iteration."""
 
     pinned: dict[str, HeldBlocks] = field(default_factory=dict)
-    ended: set[str] = field(default_factory=set)
-    loads: list[Load] = field(default_factory=list)
+    ended_pins: set[str] = field(default_factory=set)
+    loads: list[KvLoad] = field(default_factory=list)
 
 
 @dataclass
 class RankPort(KVConnectorHandshakeMetadata):
-    """Address of a rank's data port."""
+    """Host and port on which one rank serves its KV blocks."""
 
     address: tuple[str, int]
 
 
-class SourceAndTarget:
-    """Scheduler's side: holds blocks that were asked for, and plans the loads of requests with a `Pull`.
+class HandoverScheduler:
+    """Scheduler side of the connector, which pins blocks on request and plans the loads of requests with a `Pull` message.
 
-    `shape` is equal for servers that can exchange KV.
+    Servers can exchange KV only if they have the same `shape` (see `digest_kv_layout`).
     """
 
     def __init__(self, key: str, shape: str, block_size: int, movable: bool) -> None:
@@ -98,10 +99,10 @@ class SourceAndTarget:
         self._pulls: dict[str, Pull] = {}
         self._answers: dict[str, Pull] = {}
         self._held: dict[str, tuple[list[KVCacheBlock], float]] = {}
-        self._step = HandoverStep()
+        self._step = HandoverMetadata()
 
-    def add(self, request: Request) -> None:
-        """Record a new request, and obey its message. An invalid message is logged and has no effect."""
+    def add_request(self, request: Request) -> None:
+        """Add a new request and process its handover message; an invalid message is logged and ignored."""
         try:
             message = handover.read(self._key, request.kv_transfer_params)
             if isinstance(message, Pull):
@@ -109,34 +110,34 @@ class SourceAndTarget:
             elif isinstance(message, Pin):
                 self._answers[request.request_id] = self._hold(message)
         except HandoverError as error:
-            log.warning("A KV handover is refused: %s.", error)
-        # vLLM gives these parameters a meaning of its own for other connectors.
+            log.warning("cannot hand over the KV of a request: %s", error)
+        # vLLM interprets these parameters itself for other connectors.
         request.kv_transfer_params = None
         self._requests[request.request_id] = request
 
     def _accept(self, pull: Pull) -> Pull:
         if not self._movable or not self.ports:
-            raise HandoverError("this server cannot load KV")
+            raise HandoverError("cannot load KV: this server has no data ports, or its KV cannot be moved")
         if pull.shape != self._shape:
-            raise HandoverError("the source has other weights or another KV layout")
+            raise HandoverError("cannot load KV: the source has different weights or another KV layout")
         return pull
 
     def _hold(self, pin: Pin) -> Pull:
         assert self.manager is not None
         if not self._movable or not self.ports:
-            raise HandoverError("this server cannot send its KV")
-        if len(self._held) >= MOST_PINS:
-            raise HandoverError(f"{MOST_PINS} requests are being moved already")
+            raise HandoverError("cannot send KV: this server has no data ports, or its KV cannot be moved")
+        if len(self._held) >= MAX_PINS:
+            raise HandoverError(f"cannot pin another request: {MAX_PINS} requests are already being moved")
         request = self._find(pin.request)
         tokens = min(request.num_computed_tokens, request.num_tokens, pin.tokens)
         if tokens <= 0:
-            raise HandoverError(f"request {pin.request} has no KV yet")
+            raise HandoverError(f"cannot pin request {pin.request}: it has no KV so far")
         if handover.digest_tokens(request.all_token_ids[: pin.tokens]) != pin.digest:
-            raise HandoverError(f"request {pin.request} has other tokens")
+            raise HandoverError(f"cannot pin request {pin.request}: its tokens differ from the gateway's")
         count = -(-tokens // self._block_size)
         blocks = list(self.manager.get_blocks(request.request_id).blocks[0])[:count]
         if len(blocks) < count:
-            raise HandoverError(f"request {pin.request} has been preempted")
+            raise HandoverError(f"cannot pin request {pin.request}: it was preempted")
         self.manager.block_pool.touch(blocks)
         name, secret = secrets.token_hex(16), secrets.token_hex(32)
         self._held[name] = blocks, time.monotonic() + LEASE_S
@@ -144,7 +145,7 @@ class SourceAndTarget:
         return Pull(name, secret, tokens, self._shape, self.ports)
 
     def _find(self, name: str) -> Request:
-        """Return the running request with this external id, to which vLLM adds a prefix, its number and random digits."""
+        """Return the running request with this client-side id; vLLM adds a prefix, an index and random digits to it."""
         begins = tuple(f"{kind}-{name}-" for kind in ("cmpl", "chatcmpl"))
         found = [
             request
@@ -152,48 +153,48 @@ class SourceAndTarget:
             if number in (begins[1][:-1], begins[0][:-1]) or number.startswith(begins)
         ]
         if len(found) != 1:
-            raise HandoverError(f"{len(found) or 'no'} requests have the id {name}")
+            raise HandoverError(f"cannot find request {name}: {len(found)} running requests have this id")
         return found[0]
 
-    def count_loadable(self, request: Request, computed: int) -> int:
-        """Return the number of tokens whose KV can be loaded beyond those in the local prefix cache."""
+    def count_loadable_tokens(self, request: Request, computed_tokens: int) -> int:
+        """Return the number of tokens whose KV can be loaded in addition to the `computed_tokens` in the local prefix cache."""
         pull = self._pulls.get(request.request_id)
-        return max(0, min(pull.tokens, request.num_tokens) - computed) if pull else 0
+        return max(0, min(pull.tokens, request.num_tokens) - computed_tokens) if pull else 0
 
-    def plan_load(self, request: Request, blocks: KVCacheBlocks, tokens: int) -> None:
-        """Plan the load of a request whose blocks are allocated; the blocks of the local prefix cache are skipped."""
+    def plan_load(self, request: Request, blocks: KVCacheBlocks, loaded_tokens: int) -> None:
+        """Plan to load the KV of `loaded_tokens` tokens into allocated blocks, after those of the local prefix cache."""
         pull = self._pulls.pop(request.request_id, None)
-        if pull is None or tokens <= 0:
+        if pull is None or loaded_tokens <= 0:
             return
         end = min(pull.tokens, request.num_tokens)
-        skip = (end - tokens) // self._block_size
+        skip = (end - loaded_tokens) // self._block_size
         chosen = blocks.get_block_ids()[0][skip : -(-end // self._block_size)]
-        self._step.loads.append(Load(request.request_id, pull, skip, tuple(chosen)))
+        self._step.loads.append(KvLoad(request.request_id, pull, skip, tuple(chosen)))
 
-    def take_step(self) -> HandoverStep:
-        """Return what the workers must know before the next iteration; free the blocks of ended leases."""
+    def build_metadata(self) -> HandoverMetadata:
+        """Return the announcements for the workers' next iteration, and free the blocks of pins whose lease has ended."""
         now = time.monotonic()
         for pin in [pin for pin, (_, until) in self._held.items() if until <= now]:
             self._release(pin)
-        step, self._step = self._step, HandoverStep()
+        step, self._step = self._step, HandoverMetadata()
         return step
 
     def _release(self, pin: str) -> None:
         assert self.manager is not None
         blocks, _ = self._held.pop(pin)
         self.manager.block_pool.free_blocks(reversed(blocks))
-        self._step.ended.add(pin)
+        self._step.ended_pins.add(pin)
 
-    def remove(self, request: Request) -> dict[str, Any] | None:
-        """Forget an ended request; return the parameters of its response."""
+    def remove_request(self, request: Request) -> dict[str, Any] | None:
+        """Remove a finished request, and return the signed handover parameters for its response, or None."""
         self._requests.pop(request.request_id, None)
         self._pulls.pop(request.request_id, None)
         answer = self._answers.pop(request.request_id, None)
         return None if answer is None else handover.sign(self._key, answer)
 
 
-class BlockCopies:
-    """Worker's side: sends blocks of its rank that are pinned, and fetches blocks from another server in threads."""
+class BlockTransfers:
+    """Worker side of the connector, which sends pinned blocks of its rank and fetches blocks from other servers in threads."""
 
     def __init__(self, host: str, blocks: int) -> None:
         self._blocks = blocks
@@ -205,32 +206,35 @@ class BlockCopies:
         self._lock = threading.Lock()
         self.port = DataPort(host, self._find_secret, self._read)
 
-    def register(self, caches: Mapping[str, torch.Tensor]) -> None:
-        """Record the memory of each layer. Raises ValueError if the blocks of a layer are not contiguous."""
+    def register_layers(self, caches: Mapping[str, torch.Tensor]) -> None:
+        """Register the KV tensor of each layer by name.
+
+        Raises ValueError if the blocks of a layer are not contiguous in CPU memory.
+        """
         for name, cache in caches.items():
             if cache.device.type != "cpu" or cache.shape[0] != self._blocks or not cache[0].is_contiguous():
-                raise ValueError(f"the KV blocks of {name} are not contiguous in memory of the CPU")
+                raise ValueError(f"the KV blocks of layer {name} are not contiguous in CPU memory")
             page = cache[0].numel() * cache.element_size()
             self._layers[name] = cache.data_ptr(), cache.stride(0) * cache.element_size(), page
 
-    def begin_step(self, step: HandoverStep) -> None:
-        """Carry out the scheduler's announcements of an iteration."""
-        if step.pinned or step.ended:
+    def apply_metadata(self, metadata: HandoverMetadata) -> None:
+        """Add new pins, drop ended pins and start the loads that the scheduler announced for this iteration."""
+        if metadata.pinned or metadata.ended_pins:
             with self._announced:
-                self._held |= step.pinned
-                for pin in step.ended:
+                self._held |= metadata.pinned
+                for pin in metadata.ended_pins:
                     self._held.pop(pin, None)
                 self._announced.notify_all()
-        for load in step.loads:
+        for load in metadata.loads:
             threading.Thread(target=self._fetch, args=(load,), name="kv-handover", daemon=True).start()
 
     def _find_secret(self, pin: str) -> str | None:
         with self._announced:
-            self._announced.wait_for(lambda: pin in self._held, ANNOUNCED_S)
+            self._announced.wait_for(lambda: pin in self._held, PIN_WAIT_S)
             held = self._held.get(pin)
         return None if held is None else held.secret
 
-    def _read(self, query: Query) -> Layers:
+    def _read(self, query: BlockQuery) -> Layers:
         with self._announced:
             held = self._held.get(query.pin)
         wanted = held.blocks[query.skip :][: query.count] if held and query.skip >= 0 else ()
@@ -242,27 +246,27 @@ class BlockCopies:
                     return
             yield name, data
 
-    def _fetch(self, load: Load) -> None:
+    def _fetch(self, load: KvLoad) -> None:
         began, missing, total = time.monotonic(), set(self._layers), 0
         count = len(load.blocks)
-        query = Query(load.pull.pin, load.skip, count, tuple(self._layers))
+        query = BlockQuery(load.pull.pin, load.skip_blocks, count, tuple(self._layers))
         try:
             for address in load.pull.ranks:
-                for name, data in fetch(
+                for name, data in fetch_layers(
                     address, load.pull.secret, query, lambda name: count * self._layers[name][2]
                 ):
                     self._write(name, load.blocks, data)
                     missing.discard(name)
                     total += len(data)
             if missing:
-                raise TransferError(f"{len(missing)} layers are missing")
-            log.info("KV of a request: %d bytes in %.3f s.", total, time.monotonic() - began)
+                raise TransferError(f"the source sent no KV of {len(missing)} layers")
+            log.info("loaded the KV of a request: %d bytes in %.3f s", total, time.monotonic() - began)
         except Exception as error:  # noqa: BLE001  the request must not wait forever, whatever failed
-            log.warning("The KV of a request is computed again: %s.", error)
+            log.warning("cannot load the KV of a request, which is recomputed: %s", error)
             with self._lock:
                 self._failed |= set(load.blocks)
         with self._lock:
-            self._finished.add(load.request)
+            self._finished.add(load.request_id)
 
     def _write(self, name: str, blocks: tuple[int, ...], data: bytes | bytearray) -> None:
         base, stride, page = self._layers[name]
@@ -270,24 +274,24 @@ class BlockCopies:
         for number, block in enumerate(blocks):
             ctypes.memmove(base + block * stride, ctypes.byref(source, number * page), page)
 
-    def take_finished(self) -> set[str]:
-        """Return the requests whose load has ended since the last call."""
+    def pop_finished_requests(self) -> set[str]:
+        """Return the ids of the requests whose load has ended since the last call."""
         with self._lock:
             finished, self._finished = self._finished, set()
         return finished
 
-    def take_failed(self) -> set[int]:
-        """Return the blocks whose load has failed since the last call."""
+    def pop_failed_blocks(self) -> set[int]:
+        """Return the ids of the blocks that could not be loaded since the last call."""
         with self._lock:
             failed, self._failed = self._failed, set()
         return failed
 
 
 class KvHandoverConnector(KVConnectorBase_V1, SupportsHMA):
-    """Connects both sides with vLLM, which creates one instance in the scheduler and one in each worker.
+    """KV connector that vLLM instantiates once in the scheduler and once in each worker.
 
-    `kv_connector_extra_config` has `host`, the address of the data ports, and `identity`, which is equal for servers of
-    the same weights.
+    `kv_connector_extra_config` contains `host`, the address of the data ports, and `identity`, which is equal for servers
+    with the same weights.
     """
 
     def __init__(
@@ -295,21 +299,21 @@ class KvHandoverConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         extra = self._kv_transfer_config.get_from_extra_config
-        self._scheduler: SourceAndTarget | None = None
-        self._worker: BlockCopies | None = None
-        self._error = find_obstacle(vllm_config, kv_cache_config)
+        self._scheduler: HandoverScheduler | None = None
+        self._worker: BlockTransfers | None = None
+        self._error = find_incompatibility(vllm_config, kv_cache_config)
         self._ranks = vllm_config.parallel_config.world_size
         if role == KVConnectorRole.SCHEDULER:
-            self._scheduler = SourceAndTarget(
+            self._scheduler = HandoverScheduler(
                 environment.HANDOVER_KEY.read(),
-                describe(vllm_config, str(extra("identity", ""))),
+                digest_kv_layout(vllm_config, str(extra("identity", ""))),
                 vllm_config.cache_config.block_size,
                 not self._error,
             )
             if self._error:
-                log.warning("The KV of requests cannot be moved: %s.", self._error)
+                log.warning("cannot move the KV of requests: %s", self._error)
         elif not self._error:
-            self._worker = BlockCopies(str(extra("host", "127.0.0.1")), kv_cache_config.num_blocks)
+            self._worker = BlockTransfers(str(extra("host", "127.0.0.1")), kv_cache_config.num_blocks)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -330,11 +334,11 @@ class KvHandoverConnector(KVConnectorBase_V1, SupportsHMA):
 
     def on_new_request(self, request: Request) -> None:
         assert self._scheduler is not None
-        self._scheduler.add(request)
+        self._scheduler.add_request(request)
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
         assert self._scheduler is not None
-        count = self._scheduler.count_loadable(request, num_computed_tokens)
+        count = self._scheduler.count_loadable_tokens(request, num_computed_tokens)
         return count, count > 0
 
     def update_state_after_alloc(
@@ -343,27 +347,27 @@ class KvHandoverConnector(KVConnectorBase_V1, SupportsHMA):
         assert self._scheduler is not None
         self._scheduler.plan_load(request, blocks, num_external_tokens)
 
-    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> HandoverStep:
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> HandoverMetadata:
         assert self._scheduler is not None
-        return self._scheduler.take_step()
+        return self._scheduler.build_metadata()
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         assert self._scheduler is not None
-        return False, self._scheduler.remove(request)
+        return False, self._scheduler.remove_request(request)
 
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         assert self._scheduler is not None
-        return False, self._scheduler.remove(request)
+        return False, self._scheduler.remove_request(request)
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         if self._worker is None:
             return
         try:
-            self._worker.register(kv_caches)
+            self._worker.register_layers(kv_caches)
         except ValueError as error:
-            log.warning("The KV of requests cannot be moved: %s.", error)
+            log.warning("cannot move the KV of requests: %s", error)
             self._worker.port.close()
             self._worker = None
 
@@ -372,32 +376,32 @@ class KvHandoverConnector(KVConnectorBase_V1, SupportsHMA):
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         step = self._get_connector_metadata()
-        assert isinstance(step, HandoverStep)
+        assert isinstance(step, HandoverMetadata)
         if self._worker is not None:
-            self._worker.begin_step(step)
+            self._worker.apply_metadata(step)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        finished = self._worker.take_finished() if self._worker is not None else None
+        finished = self._worker.pop_finished_requests() if self._worker is not None else None
         return None, finished or None
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        return self._worker.take_failed() if self._worker is not None else set()
+        return self._worker.pop_failed_blocks() if self._worker is not None else set()
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Do nothing: vLLM starts a request only after its load has ended."""
+        """Do nothing: vLLM schedules a request only after its load has ended."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Do nothing: blocks are read from vLLM's own memory."""
+        """Do nothing: blocks are sent directly from vLLM's KV cache."""
 
     def wait_for_save(self) -> None:
-        """Do nothing: blocks are read from vLLM's own memory."""
+        """Do nothing: blocks are sent directly from vLLM's KV cache."""
 
 
-def find_obstacle(config: VllmConfig, kv_cache_config: KVCacheConfig) -> str:
-    """Return what prevents that requests of this server are moved with their KV; empty if nothing does."""
+def find_incompatibility(config: VllmConfig, kv_cache_config: KVCacheConfig) -> str:
+    """Return why this server cannot move requests with their KV, or an empty string."""
     parallel = config.parallel_config
     if len(kv_cache_config.kv_cache_groups) != 1:
-        return "the model has several kinds of KV cache"
+        return "the model has several KV cache groups"
     if parallel.world_size != parallel.pipeline_parallel_size:
         return "the server uses tensor parallelism"
     if config.speculative_config is not None:
@@ -405,8 +409,8 @@ def find_obstacle(config: VllmConfig, kv_cache_config: KVCacheConfig) -> str:
     return ""
 
 
-def describe(config: VllmConfig, identity: str) -> str:
-    """Return a digest that is equal for servers that can exchange KV: same weights, block size and type of KV."""
+def digest_kv_layout(config: VllmConfig, identity: str) -> str:
+    """Return a digest that is equal for servers that can exchange KV: same weights, block size and KV data type."""
     cache = config.cache_config
     parts = (identity, cache.block_size, cache.cache_dtype, config.model_config.dtype)
     return hashlib.sha256(repr(parts).encode()).hexdigest()

@@ -1,9 +1,9 @@
-"""Transfer of KV blocks over TCP, layer by layer: authenticated, verified and bounded.
+"""Protocol that transfers KV blocks over TCP, layer by layer, with authentication and size limits.
 
-The source sends a random nonce. The target answers with its query and a MAC of nonce and query. Each layer follows as
-a header, its blocks, and a MAC of nonce, header and blocks; an empty header ends the transfer. All MACs have
-the secret of the pin as their key, so a stranger gets nothing, and a changed byte is found before it reaches
-the KV cache.
+The source sends a random nonce. The target sends its query and a MAC of nonce and query. For each layer, the source sends
+a header, the blocks, and a MAC of nonce, header and blocks. An empty header ends the transfer. The key of all MACs is the
+secret of the pin, so a client without the secret receives no blocks, and changed bytes are detected before they reach the
+KV cache.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from typing import TypeVar
 import msgspec
 
 NONCE, MAC = 16, 32
-MOST_HEADER = 1 << 16
-MOST_CONNECTIONS = 16
+MAX_HEADER_BYTES = 1 << 16
+MAX_CONNECTIONS = 16
 CONNECT_S, QUERY_S, IDLE_S = 5.0, 5.0, 20.0
 
 
 class TransferError(Exception):
-    """The other server disconnected, or what it sent is not what was asked for."""
+    """A KV transfer failed: the other server disconnected or sent invalid data."""
 
 
-class Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The blocks of `pin`, without the first `skip`, at most `count`, of those of the `layers` that the source has."""
+class BlockQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Request for at most `count` blocks of `pin` after the first `skip`, for each of `layers` that the source has."""
 
     pin: str
     skip: int
@@ -37,8 +37,8 @@ class Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layers: tuple[str, ...]
 
 
-class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`size` bytes of the layer `name` follow."""
+class LayerHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Header that announces `size` bytes of the layer `name`."""
 
     name: str
     size: int
@@ -46,21 +46,23 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 Layers = Iterator[tuple[str, bytes | bytearray]]
 FindSecret = Callable[[str], str | None]
-"""Return the secret of a pin, or None if the pin is unknown or its lease has ended; may wait a few seconds."""
+"""Function that returns the secret of a pin, None for an unknown or ended pin; it may wait a few seconds."""
 
 
 class DataPort:
-    """Listener on a free port of the address `host`, one thread for each of at most 16 connections.
+    """Listening socket on a free port of `host`, which serves at most 16 connections with one thread each.
 
-    `read` yields the layers of a query: name and bytes.
+    `read_layers` yields the name and bytes of each queried layer.
     """
 
-    def __init__(self, host: str, find_secret: FindSecret, read: Callable[[Query], Layers]) -> None:
+    def __init__(
+        self, host: str, find_secret: FindSecret, read_layers: Callable[[BlockQuery], Layers]
+    ) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, 0), family=family, backlog=MOST_CONNECTIONS)
+        self._listener = socket.create_server((host, 0), family=family, backlog=MAX_CONNECTIONS)
         self.address: tuple[str, int] = host, self._listener.getsockname()[1]
-        self._find_secret, self._read = find_secret, read
-        self._slots = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._find_secret, self._read = find_secret, read_layers
+        self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
         threading.Thread(target=self._accept, name="kv-handover", daemon=True).start()
 
     def close(self) -> None:
@@ -91,26 +93,28 @@ class DataPort:
         connection.sendall(nonce)
         raw = _receive_header(connection)
         mac = _receive(connection, MAC)
-        query = _decode(raw, Query)
+        query = _decode(raw, BlockQuery)
         secret = self._find_secret(query.pin)
         if secret is None or not hmac.compare_digest(mac, _mac(secret, nonce, raw)):
             return
         connection.settimeout(IDLE_S)
         for name, data in self._read(query):
-            header = msgspec.json.encode(Layer(name, len(data)))
+            header = msgspec.json.encode(LayerHeader(name, len(data)))
             connection.sendall(len(header).to_bytes(4, "big") + header)
             connection.sendall(data)
             connection.sendall(_mac(secret, nonce, header, data))
         connection.sendall(bytes(4))
 
 
-def fetch(address: tuple[str, int], secret: str, query: Query, size: Callable[[str], int]) -> Layers:
-    """Yield name and bytes of each layer that the source at `address` has.
+def fetch_layers(
+    address: tuple[str, int], secret: str, query: BlockQuery, get_layer_size: Callable[[str], int]
+) -> Layers:
+    """Yield the name and bytes of each queried layer that the source at `address` has.
 
-    `size` returns the number of bytes that a layer must have, and raises KeyError for an unknown layer.
+    `get_layer_size` returns the expected size of a layer in bytes, and raises KeyError for an unknown layer.
 
     Raises:
-        TransferError: The source disconnects, is silent for 20 s, or sends something else.
+        TransferError: The source disconnects, sends nothing for 20 seconds, or sends invalid data.
     """
     try:
         with socket.create_connection(address, CONNECT_S) as connection:
@@ -119,13 +123,14 @@ def fetch(address: tuple[str, int], secret: str, query: Query, size: Callable[[s
             raw = msgspec.json.encode(query)
             connection.sendall(len(raw).to_bytes(4, "big") + raw + _mac(secret, nonce, raw))
             while header := _receive_header(connection):
-                layer = _decode(header, Layer)
-                if layer.size != size(layer.name):
-                    raise TransferError(f"layer {layer.name} has {layer.size} bytes, not {size(layer.name)}")
+                layer = _decode(header, LayerHeader)
+                expected = get_layer_size(layer.name)
+                if layer.size != expected:
+                    raise TransferError(f"layer {layer.name} has {layer.size} bytes, expected {expected}")
                 data = _receive(connection, layer.size)
                 mac = _receive(connection, MAC)
                 if not hmac.compare_digest(mac, _mac(secret, nonce, header, data)):
-                    raise TransferError(f"the bytes of layer {layer.name} were changed on their way")
+                    raise TransferError(f"the bytes of layer {layer.name} do not match their MAC")
                 yield layer.name, data
     except KeyError as error:
         raise TransferError(f"this server has no layer {error}") from error
@@ -139,14 +144,14 @@ T = TypeVar("T")
 def _decode(raw: bytes | bytearray, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(raw, type=kind)
-    except ValueError as error:  # of msgspec, or of bytes that are no text
-        raise TransferError(f"a header cannot be decoded: {error}") from error
+    except ValueError as error:  # invalid JSON, fields or UTF-8
+        raise TransferError(f"cannot decode a header: {error}") from error
 
 
 def _receive_header(connection: socket.socket) -> bytearray:
     size = int.from_bytes(_receive(connection, 4), "big")
-    if size > MOST_HEADER:
-        raise TransferError(f"a header has {size} bytes, more than {MOST_HEADER}")
+    if size > MAX_HEADER_BYTES:
+        raise TransferError(f"a header has {size} bytes, the maximum is {MAX_HEADER_BYTES}")
     return _receive(connection, size)
 
 

@@ -12,15 +12,15 @@ from coldstart.vllm import compat
 NAME = "coldstart"
 """Name of the backend in vLLM's configuration."""
 STAGE = "sleep"
-"""Stage of its fallbacks."""
+"""Stage of the backend's fallbacks."""
 MODULE = "coldstart.vllm.sleep.backend"
 EXTENSION = f"{MODULE}.SleepExtension"
-"""Methods of the worker by which the backend gets the model."""
+"""Class whose methods vLLM adds to its worker, and which give the backend the model."""
 OWN = "vLLM's own sleep backend is used"
 
 
-def choose(args: Namespace) -> Fallback | None:
-    """Choose this backend in the parsed arguments of an engine. Return why vLLM's own is used, or None."""
+def choose_backend(args: Namespace) -> Fallback | None:
+    """Choose this backend in the engine arguments `args`; return the fallback to vLLM's own backend, or None."""
     reason = _find_reason(args)
     if reason is None:
         args.worker_extension_cls = EXTENSION
@@ -28,32 +28,32 @@ def choose(args: Namespace) -> Fallback | None:
 
 
 def is_chosen(args: Namespace) -> bool:
-    """Return whether `choose` has chosen this backend."""
+    """Return whether `choose_backend` has chosen this backend."""
     return bool(args.worker_extension_cls == EXTENSION)
 
 
 def _find_reason(args: Namespace) -> str | None:
     if args.worker_extension_cls:
-        return f"the worker has the extension {args.worker_extension_cls}"
+        return f"--worker-extension-cls is {args.worker_extension_cls}"
     if getattr(args, "sleep_mode_offload_cudagraph", False):
         return "only vLLM's backend implements --sleep-mode-offload-cudagraph"
     backends: list[Any] = []
     if reason := compat.check("sleep", lambda: backends.append(import_module(MODULE).ColdstartBackend)):
         return reason
     if not backends[0].is_supported():
-        return "the bindings of the CUDA driver are missing (coldstart install gpu)"
+        return "the CUDA driver bindings are missing (coldstart install gpu)"
     return None
 
 
-async def bind(engine: Any, model: str) -> Fallback | None:
-    """Give the model of each worker to the backend. Return why vLLM's own is used, or None."""
+async def bind_models(engine: Any, model: str) -> Fallback | None:
+    """Give each worker's model to the backend; return the fallback to vLLM's own backend, or None."""
     for reason in await engine.collective_rpc("coldstart_keep_weights", args=(model,)):
         if reason is not None:
             return Fallback(STAGE, f"{reason}; {OWN}")
     return None
 
 
-async def take_fallbacks(engine: Any) -> list[Fallback]:
-    """Return the fallbacks of all workers since the last call, each once."""
+async def pop_fallbacks(engine: Any) -> list[Fallback]:
+    """Return the distinct fallbacks of all workers since the last call."""
     taken = await engine.collective_rpc("coldstart_take_sleep_fallbacks")
     return [Fallback(STAGE, reason) for reason in dict.fromkeys(reason for one in taken for reason in one)]

@@ -1,10 +1,11 @@
-"""vLLM's sleep-mode backend `coldstart`: weights are copied to host memory once, and then only unmapped and copied back.
+"""Sleep backend `coldstart` for vLLM, which copies the weights to host memory once.
 
-Level 1 keeps the weights in an arena that is filled at the first sleep and kept as long as the weights have the same digests.
-Level 2 drops them, and vLLM's caller loads them again. What vLLM's own backend does with all other memory is unchanged.
+At level 1, the weights are copied to an arena at the first sleep; later sleeps only unmap them as long as their digests
+stay the same. At level 2, the weights are dropped, and vLLM's caller loads them again. vLLM's own backend handles all
+other memory.
 
-Invariant: after `resume` each weight has the digest that it had before `suspend`, or all were loaded again and `fallbacks`
-has the reason.
+Invariant: after `resume`, each weight has the digest that it had before `suspend`, or all weights were loaded again and
+`fallbacks` contains the reason.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ from coldstart.vllm.sleep.device import (
     Device,
     MemoryFileDevice,
     MemoryFileWeights,
-    drop_pages,
+    free_tensor_pages,
 )
-from coldstart.vllm.sleep.memory import Arena, Arenas, NoRoomError
+from coldstart.vllm.sleep.memory import Arena, ArenaPool, ArenaSpaceError
 
 MEMORY_FILES = MemoryFileDevice()
-"""Memory that takes the place of a device in a process without one."""
+"""Memory that is used instead of GPU memory in a process without a GPU."""
 
 
 class ColdstartBackend(CuMemBackend):
-    """Backend of one engine. Without `bind` it is vLLM's own."""
+    """Sleep backend of one engine; before `bind_model` it behaves like vLLM's own."""
 
-    def __init__(self, arenas: Arenas | None = None) -> None:
+    def __init__(self, arenas: ArenaPool | None = None) -> None:
         super().__init__()
         self.fallbacks: list[Fallback] = []
         self._arenas = arenas
@@ -52,7 +53,7 @@ class ColdstartBackend(CuMemBackend):
 
     @classmethod
     def is_supported(cls) -> bool:
-        """Return whether this process has the driver's bindings, or needs none."""
+        """Return whether this process runs on the CPU, or has the CUDA driver bindings."""
         if current_platform.is_cpu():
             return True
         try:
@@ -60,27 +61,27 @@ class ColdstartBackend(CuMemBackend):
         except DriverError:
             return False
 
-    def bind(
+    def bind_model(
         self,
         model: Any,
         name: str,
         device: Device,
         reload: Callable[[], None],
-        cache: Callable[[], Iterable[torch.Tensor]] = tuple,
+        list_kv_caches: Callable[[], Iterable[torch.Tensor]] = tuple,
     ) -> None:
-        """Manage the weights of `model` on `device`.
+        """Manage the weights of `model`, called `name` in messages, on `device`.
 
-        `reload` loads them again in place. `cache` returns the tensors of the KV cache of a CPU engine.
+        `reload` loads the weights again in place. `list_kv_caches` returns the KV cache tensors of a CPU engine.
         """
         self._model, self._name, self._device = model, name, device
-        self._reload, self._cache = reload, cache
+        self._reload, self._cache = reload, list_kv_caches
 
     def suspend(self, level: int = 1) -> None:
-        """Unmap the weights, after a copy at level 1, and all else as vLLM does."""
+        """Unmap the weights, at level 1 after copying them to the arena; suspend all other memory as vLLM does."""
         self._state = "SUSPENDED"
         if (device := self._device) is not None:
             if self._lost:
-                pass  # a suspend or a resume was interrupted: the arena and the digests are those before it
+                pass  # an earlier call was interrupted: arena and digests are still valid
             elif level == 1:
                 self._keep(device)
             else:
@@ -95,7 +96,7 @@ class ColdstartBackend(CuMemBackend):
         self._suspend_rest(level)
 
     def resume(self, tags: list[str] | None = None) -> None:
-        """Map the weights and copy them back, or load them again; all else as vLLM does."""
+        """Map the weights and copy them back or reload them; resume all other memory as vLLM does."""
         self._state = "RESUMING"
         if (device := self._device) is not None and (tags is None or WEIGHTS in tags):
             for region in device.regions():
@@ -104,7 +105,7 @@ class ColdstartBackend(CuMemBackend):
             if self._lost and not self._is_discarded and (reason := self._restore(device)) is not None:
                 self.fallbacks.append(Fallback(STAGE, f"{reason}; the weights were loaded again"))
                 self._drop()
-                self._resume_rest([WEIGHTS])  # loading may need other memory than the KV cache
+                self._resume_rest([WEIGHTS])  # loading may need other memory, but not the KV cache
                 self._reload()
                 self._restore_buffers()
             elif self._is_discarded:
@@ -117,7 +118,7 @@ class ColdstartBackend(CuMemBackend):
         if not current_platform.is_cpu():
             super().suspend(level)
         elif self._device is not None:
-            drop_pages(self._cache())
+            free_tensor_pages(self._cache())
 
     def _resume_rest(self, tags: list[str] | None) -> None:
         if not current_platform.is_cpu():
@@ -131,27 +132,29 @@ class ColdstartBackend(CuMemBackend):
         return {name: device.digest(tensor) for name, tensor in self._tensors()}
 
     def _keep(self, device: Device) -> None:
-        """Fill the arena, unless it has these weights already."""
+        """Copy the weights to the arena unless it already contains them."""
         found = self._measure(device)
         if self._arena is not None:
             different = [name for name in found if found[name] != self._digests.get(name)]
-            with self._arena.used() as evicted:
+            with self._arena.protect() as evicted:
                 if not different and evicted is None:
                     return
             if different:
-                reason = f"{different[0]} was changed since the last sleep; the weights were copied again"
+                reason = f"{different[0]} has changed since the last sleep; the weights were copied again"
                 self.fallbacks.append(Fallback(STAGE, reason))
             self._drop()
         self._digests, regions = found, device.regions()
         try:
-            arena = (self._arenas or Arenas.shared()).create(self._name, sum(one.size for one in regions))
-        except NoRoomError as error:
+            arena = (self._arenas or ArenaPool.open_shared()).create_arena(
+                self._name, sum(one.size for one in regions)
+            )
+        except ArenaSpaceError as error:
             self._why = str(error)
             return
         try:
             if device.pin(arena.address, arena.size):
-                arena.watch(lambda: device.unpin(arena.address))
-            with arena.used():
+                arena.call_on_eviction(lambda: device.unpin(arena.address))
+            with arena.protect():
                 for region, at in _place(regions, arena.address):
                     device.read(region, at)
                 device.synchronize()
@@ -161,17 +164,17 @@ class ColdstartBackend(CuMemBackend):
         self._arena = arena
 
     def _restore(self, device: Device) -> str | None:
-        """Copy the weights from the arena. Return why they are not what they were, or None."""
+        """Copy the weights from the arena; return why they differ from the weights before the sleep, or None."""
         if self._arena is None:
             return self._why
-        with self._arena.used() as reason:
+        with self._arena.protect() as reason:
             if reason is not None:
                 return f"the copy of the weights was evicted: {reason}"
             for region, at in _place(device.regions(), self._arena.address):
                 device.write(region, at)
             device.synchronize()
         wrong = [name for name, digest in self._measure(device).items() if digest != self._digests[name]]
-        return f"the copy of {wrong[0]} is not this model's" if wrong else None
+        return f"the copy of {wrong[0]} does not match its digest" if wrong else None
 
     def _restore_buffers(self) -> None:
         for name, buffer in self._model.named_buffers():
@@ -190,24 +193,24 @@ def _place(regions: list[Region], address: int) -> Iterator[tuple[Region, int]]:
 
 
 class SleepExtension:
-    """Methods that vLLM adds to its worker (`worker_extension_cls`)."""
+    """Methods that vLLM adds to its worker class (`worker_extension_cls`)."""
 
     def coldstart_keep_weights(self, name: str) -> str | None:
-        """Have the sleep backend manage this worker's weights. Return why it cannot, or None."""
+        """Make the sleep backend manage the weights of this worker; return why it cannot, or None."""
         worker: Any = self
         if worker.vllm_config.speculative_config is not None:
-            return "a draft model has weights that cannot be loaded again alone"
+            return "vLLM cannot reload the weights of a draft model separately"
         if not isinstance(backend := worker.sleep_mode_backend, ColdstartBackend):
-            return f"vLLM chose the backend {type(backend).__name__}"
+            return f"vLLM chose the sleep backend {type(backend).__name__}"
         model = worker.model_runner.get_model()
         device: Device
         if current_platform.is_cpu():
             device = MemoryFileWeights(MEMORY_FILES)
-            # Not the buffers: vLLM shares those of rotary embeddings among the models of a process.
-            device.adopt(model.parameters())
+            # Exclude buffers: the models of a process share those of rotary embeddings.
+            device.move_tensors(model.parameters())
         else:
             device = CudaWeights(get_mem_allocator_instance().pointer_to_data, torch.cuda.current_device())
-        backend.bind(model, name, device, worker.reload_weights, lambda: worker.model_runner.kv_caches)
+        backend.bind_model(model, name, device, worker.reload_weights, lambda: worker.model_runner.kv_caches)
         return None
 
     def coldstart_take_sleep_fallbacks(self) -> list[str]:
@@ -218,8 +221,8 @@ class SleepExtension:
 
 
 def register() -> None:
-    """Register the backend with vLLM, once for each process."""
-    with suppress(ValueError):  # it is registered
+    """Register the backend with vLLM, once in each process."""
+    with suppress(ValueError):  # already registered
         SleepModeBackendFactory.register_backend(NAME, __name__, ColdstartBackend.__name__)
 
 

@@ -1,9 +1,9 @@
-"""Memory that holds the weights while an engine is awake: of a CUDA device, or a memory file in its place on a CPU.
+"""Memory for the weights of an awake engine: GPU memory, or memory files on a CPU.
 
-Both forms unmap a region and keep its addresses reserved, so that tensors, compiled code and CUDA graphs that contain them stay
-valid when it is mapped again. Which bytes a region contains then is the caller's responsibility.
+Both forms unmap a region but reserve its addresses, so that tensors, compiled code and CUDA graphs stay valid when it is
+mapped again. The caller restores the bytes of a region.
 
-Invariant: a call that fails leaves each region either mapped or unmapped, as `is_mapped` reports it.
+Invariant: a call that fails leaves each region either mapped or unmapped, as `is_mapped` reports.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CHUNK_WORDS = 1 << 20
 
 
 class Device(Protocol):
-    """Memory that can be unmapped."""
+    """Memory regions that can be unmapped and mapped again at the same addresses."""
 
     def regions(self) -> list[Region]: ...
     def is_mapped(self, region: Region) -> bool: ...
@@ -50,29 +50,26 @@ class Device(Protocol):
 
 
 class MemoryFileDevice:
-    """CPU form: regions of memory files, of which at most `capacity` bytes are mapped at a time; None: no limit.
-
-    Several engines of one process may share it: each has its own `MemoryFileWeights`.
-    """
+    """Budget of `capacity` bytes of mapped memory files (None: no limit), which engines of one process can share."""
 
     def __init__(self, capacity: int | None = None) -> None:
         self.capacity, self.used = capacity, 0
 
     def reserve(self, size: int) -> None:
-        """Count `size` more bytes. Raises MemoryError if they do not fit."""
+        """Reserve `size` bytes of the budget. Raises MemoryError if they exceed it."""
         if self.capacity is not None and self.used + size > self.capacity:
-            raise MemoryError(f"the device has {self.capacity} bytes, and {self.used} of them are in use")
+            raise MemoryError(f"cannot map {size} bytes: {self.used} of {self.capacity} bytes are in use")
         self.used += size
 
 
 class MemoryFileWeights:
-    """Weights of one engine on a `MemoryFileDevice`. `adopt` moves them there."""
+    """Weights of one CPU engine in memory files; `move_tensors` moves them there."""
 
     def __init__(self, device: MemoryFileDevice) -> None:
         self._device, self._regions, self._mapped = device, list[Region](), set[Region]()
 
-    def adopt(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Move tensors into own regions, one for each storage. Tensors that share a storage share it afterwards."""
+    def move_tensors(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Move each tensor's storage to its own memory region. Tensors that share a storage share the region."""
         moved: dict[int, torch.UntypedStorage] = {}
         for tensor in tensors:
             storage = tensor.untyped_storage()
@@ -123,7 +120,7 @@ class MemoryFileWeights:
         ctypes.memmove(region.address, source, region.size)
 
     def synchronize(self) -> None:
-        """Return at once: the copies are synchronous."""
+        """Return immediately, because the copies are synchronous."""
 
     def digest(self, tensor: torch.Tensor) -> str:
         return hash_tensor(tensor)
@@ -132,10 +129,10 @@ class MemoryFileWeights:
         return False
 
     def unpin(self, address: int) -> None:
-        """Do nothing: nothing is pinned."""
+        """Do nothing, because no memory is pinned."""
 
     def close(self) -> None:
-        """Free the regions. Their tensors must not be used afterwards."""
+        """Free the regions; their tensors must not be used afterwards."""
         for region in self._regions:
             if region in self._mapped:
                 self.unmap(region)
@@ -144,11 +141,11 @@ class MemoryFileWeights:
 
 
 class CudaWeights:
-    """CUDA form: the allocations with the tag `weights` of vLLM's CuMemAllocator.
+    """Weights of one GPU engine: the allocations with the tag `weights` of vLLM's CuMemAllocator.
 
-    `allocations` is the allocator's table: it maps an address to data with `tag`, `is_asleep` and `handle`, which is the
-    device, the size, the address and the address of the word with the driver's handle. vLLM's allocator frees an allocation by
-    the same word, so a new handle is written there.
+    `allocations` is the allocator's table. It maps an address to an object with `tag`, `is_asleep` and `handle`, a tuple
+    of device, size, address, and the address of the word that contains the driver's handle. vLLM's allocator frees an
+    allocation by that word, so a new handle is written there.
     """
 
     def __init__(self, allocations: Mapping[int, Any], ordinal: int = 0) -> None:
@@ -192,7 +189,7 @@ class CudaWeights:
         self._finish()
 
     def _finish(self) -> None:
-        """Make the calls that undo or complete an earlier one, the newest first; one that fails is repeated the next time."""
+        """Complete or undo earlier driver calls, the newest first; a call that fails is repeated next time."""
         while self._pending:
             call(*self._pending[-1])
             self._pending.pop()
@@ -202,7 +199,7 @@ class CudaWeights:
         return ctypes.c_uint64.from_address(data.handle[3])
 
     def _properties(self) -> Any:
-        """Return the properties with which vLLM's allocator creates memory."""
+        """Return the memory properties that vLLM's allocator uses."""
         d, properties = self.d, self.d.CUmemAllocationProp()
         properties.type = d.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         properties.location.type = d.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
@@ -230,7 +227,7 @@ class CudaWeights:
         call(self.d.cuStreamSynchronize, self._stream)
 
     def digest(self, tensor: torch.Tensor) -> str:
-        return checksum(tensor, self._key)
+        return compute_checksum(tensor, self._key)
 
     def pin(self, address: int, size: int) -> bool:
         call(self.d.cuMemHostRegister, address, size, 0)
@@ -241,20 +238,20 @@ class CudaWeights:
         call(self.d.cuMemHostUnregister, address)
 
 
-def drop_pages(tensors: Iterable[torch.Tensor]) -> None:
-    """Give the memory of CPU tensors back to the kernel: they are zero afterwards. Partial pages keep their bytes."""
+def free_tensor_pages(tensors: Iterable[torch.Tensor]) -> None:
+    """Free the memory pages of CPU tensors, which then read as zero; partial pages keep their bytes."""
     for storage in {one.untyped_storage().data_ptr(): one.untyped_storage() for one in tensors}.values():
         pages = find_complete_pages(storage.data_ptr(), storage.nbytes())
         if pages.size:
             free_pages(*pages)
 
 
-def checksum(tensor: torch.Tensor, key: int) -> str:
+def compute_checksum(tensor: torch.Tensor, key: int) -> str:
     """Return a keyed checksum of a tensor, computed on its device.
 
-    It is two multilinear hashes over words of 32 bits modulo 2**64, each with one random factor for each word. For a key that
-    is chosen after the tensors, two different tensors have the same checksum with a probability of 2**-64. It is not SHA-256:
-    a program that knows the key can construct a collision.
+    It consists of two multilinear hashes over 32-bit words modulo 2**64, with one random factor for each word. If the key
+    is chosen after the tensors, two different tensors have the same checksum with a probability of 2**-64. It is not a
+    cryptographic hash: a program that knows the key can construct a collision.
     """
     data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     lanes = []

@@ -1,10 +1,10 @@
-"""Arenas: one copy of a model's weights in host memory, within a limit that all processes of this user share.
+"""Arenas: copies of model weights in host memory, within a limit that all processes of a user share.
 
-An arena is a memfd, which the kernel frees when its process dies. A record beside the others names its process and
-descriptor, so that another process can evict it: the evicting process empties the memfd while its owner is asleep. It does
-not copy weights; `backend` does.
+An arena is a memfd, which the kernel frees when its process dies. A record file names the process and the descriptor, so
+that another process can evict the arena: it empties the memfd while the owner is not using it. This module does not copy
+weights; `backend` does.
 
-Invariant: an arena is emptied only under its exclusive lock, and read or written only under its shared lock and while
+Invariant: an arena is emptied only under its exclusive lock, and is read or written only under its shared lock and while
 its record exists.
 """
 
@@ -33,16 +33,16 @@ from coldstart.units import format_memory
 LOCK = "lock"
 
 
-class NoRoomError(Exception):
-    """The arenas have no room for a model's weights."""
+class ArenaSpaceError(Exception):
+    """The memory limit leaves no space for a model's weights."""
 
 
 def _do_nothing() -> None:
-    """Stand for a release that was done."""
+    """Replace a release function that was already called."""
 
 
 def hash_tensor(tensor: Any) -> str:
-    """Return the SHA-256 of a CPU tensor's bytes, data type and shape."""
+    """Return the SHA-256 of a CPU tensor's data type, shape and bytes."""
     import torch
 
     found = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -52,7 +52,7 @@ def hash_tensor(tensor: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """Process and descriptor of an arena. `reason` is set once it is evicted."""
+    """Process and descriptors of an arena; `reason` is set when the arena is evicted."""
 
     pid: int
     born: str
@@ -74,7 +74,7 @@ class _Record:
         return None
 
     def notify(self) -> None:
-        """Make the owner release what it has pinned."""
+        """Make the owner release the memory that it has pinned."""
         with suppress(OSError):
             descriptor = os.open(f"/proc/{self.pid}/fd/{self.notice}", os.O_WRONLY | os.O_NONBLOCK)
             try:
@@ -84,10 +84,10 @@ class _Record:
 
 
 class Arena:
-    """Host memory of `size` bytes for the weights of one model, at `address` in this process.
+    """Host memory of `size` bytes for the weights of one model; `address` is its address in this process.
 
     Raises:
-        OSError: The kernel has no memory or no descriptor.
+        OSError: The kernel has no memory or no file descriptor left.
     """
 
     def __init__(self, directory: Path, model: str, size: int) -> None:
@@ -117,26 +117,26 @@ class Arena:
             raise
 
     @contextmanager
-    def used(self) -> Iterator[str | None]:
-        """Protect the arena from eviction in the block. Yield why it was evicted, or None if it was not."""
+    def protect(self) -> Iterator[str | None]:
+        """Protect the arena from eviction in this block; yield the reason if it was already evicted, else None."""
         fcntl.flock(self._descriptor, fcntl.LOCK_SH)
         try:
-            reason = self.find_eviction()
+            reason = self.get_eviction_reason()
             if reason is None:
                 _set_used_now(self._record)
             yield reason
         finally:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
-    def find_eviction(self) -> str | None:
-        """Return why this arena was evicted, or None."""
+    def get_eviction_reason(self) -> str | None:
+        """Return why the arena was evicted, or None if it was not."""
         try:
             return str(json.loads(self._record.read_text())["reason"]) or None
         except (OSError, ValueError):
             return "the record of the arena was removed"
 
-    def watch(self, release: Callable[[], None]) -> None:
-        """Call `release` once: in a thread when another process evicts this arena, or in `close`."""
+    def call_on_eviction(self, release: Callable[[], None]) -> None:
+        """Call `release` once: in a thread when another process evicts the arena, or in `close`."""
         self._release = release
         Thread(target=self._await_eviction, name="arena eviction", daemon=True).start()
 
@@ -152,12 +152,12 @@ class Arena:
                 release()
 
     def close(self) -> None:
-        """Free the memory."""
+        """Free the memory and remove the record."""
         is_watched = self._release is not None
         try:
             self._release_once()
         finally:
-            # The lock keeps an evicting process from a descriptor that is closed and reused in this moment.
+            # The lock prevents another process from opening a descriptor number that was just closed and reused.
             with hold_lock(self._directory / LOCK):
                 self._record.unlink(missing_ok=True)
                 unmap_memory(self.address, self.size)
@@ -167,24 +167,24 @@ class Arena:
                 os.close(self._noticed)
 
 
-class Arenas:
-    """Arenas of all processes of this user below `directory`, of at most `capacity` bytes together."""
+class ArenaPool:
+    """Arenas of all processes of this user, recorded in `directory`, with a common limit of `capacity` bytes."""
 
     def __init__(self, directory: Path, capacity: int) -> None:
         self.directory, self.capacity = directory, capacity
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     @classmethod
-    def shared(cls) -> Arenas:
-        """Return the arenas of this user: by default half of the machine's memory."""
+    def open_shared(cls) -> ArenaPool:
+        """Return this user's pool; by default its limit is half of the machine's memory."""
         given = SLEEP_MEMORY_BYTES.read()
         return cls(runtime_dir() / "sleep", int(given) if given >= 0 else processes.read_total_memory() // 2)
 
-    def create(self, model: str, size: int) -> Arena:
+    def create_arena(self, model: str, size: int) -> Arena:
         """Create an arena of `size` bytes, and evict the least recently used arenas until it fits.
 
         Raises:
-            NoRoomError: The arena is larger than the limit, other arenas are in use, or the kernel has no memory.
+            ArenaSpaceError: The arena exceeds the limit, the other arenas are in use, or the kernel has no memory.
         """
         wanted = f"{format_memory(size)} for {model}"
         with hold_lock(self.directory / LOCK):
@@ -197,14 +197,14 @@ class Arenas:
                     used -= record.size
             if used + size > self.capacity:
                 limit = f"{format_memory(used)} of {format_memory(self.capacity)} are in use"
-                raise NoRoomError(f"no host memory for {wanted}: {limit}; set {SLEEP_MEMORY_BYTES}")
+                raise ArenaSpaceError(f"no host memory for {wanted}: {limit}; set {SLEEP_MEMORY_BYTES}")
             try:
                 return Arena(self.directory, model, size)
             except OSError as error:
-                raise NoRoomError(f"no host memory for {wanted}: {error.strerror or error}") from error
+                raise ArenaSpaceError(f"no host memory for {wanted}: {error.strerror or error}") from error
 
     def _read(self) -> Iterator[tuple[Path, _Record]]:
-        """Yield the living arenas, and remove the records of processes that have ended."""
+        """Yield the arenas of running processes, and remove the records of processes that have ended."""
         for path in self.directory.glob("*.json"):
             try:
                 record = _Record(**json.loads(path.read_text()))
@@ -217,13 +217,13 @@ class Arenas:
 
 
 def _set_used_now(record: Path) -> None:
-    """Set the time of an arena's last use. The kernel's own time of a write has steps of some milliseconds."""
+    """Set the time of an arena's last use; the kernel's own timestamps have steps of milliseconds."""
     now = time.time_ns()
     os.utime(record, ns=(now, now))
 
 
 def _evict(path: Path, record: _Record, reason: str) -> bool:
-    """Free the memory of an arena unless its owner uses it. Return whether its memory is free."""
+    """Evict an arena unless its owner is using it; return whether its memory was freed."""
     if (descriptor := record.open()) is None:
         return False
     try:

@@ -1,1 +1,1 @@
-"""Load format `coldstart` inside vLLM."""
+"""Load format `coldstart` for vLLM, and weights shared between workers."""

@@ -1,7 +1,7 @@
-"""Entry point that vLLM loads in each of its processes (`vllm.general_plugins`): registers the load format on demand.
+"""Entry point that vLLM loads in each of its processes (`vllm.general_plugins`), which registers the load format lazily.
 
-vLLM's table of loaders is in a package that its API server never imports, so importing it here would slow down every start.
-The format is registered right after another module has imported that package.
+vLLM's API server never imports the package of vLLM's loader table, and importing it here would slow down every start. The
+format is therefore registered right after another module imports that package.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ _TABLE = "vllm.model_executor.model_loader"
 
 
 def register() -> None:
-    """Register the load format now if vLLM's table of loaders is imported, else right after its import."""
-    late.when_imported(_TABLE, lambda _: _add())
-    if PLAN.read() or TIMELINE_EVENTS.read():  # a process that coldstart starts, or measures
-        counting.install()
+    """Register the load format now if vLLM's loader table is imported, else right after its import."""
+    late.run_when_imported(_TABLE, lambda _: _add())
+    if PLAN.read() or TIMELINE_EVENTS.read():  # only in processes that coldstart starts or measures
+        counting.report_phases()
 
 
 @functools.cache
 def _add() -> None:
     if reason := compat.check("weights", _register):
-        compat.fall_back("weights", f"{reason} vLLM's own loader reads them.")
+        compat.record_fallback("weights", f"{reason} vLLM's own loader reads the weights.")
         _register_default()
 
 
@@ -45,7 +45,7 @@ def _register() -> None:
 
 
 def _register_default() -> None:
-    """Map the load format to vLLM's own loader, because the server's arguments already name it."""
+    """Map the load format to vLLM's own loader, because the server's arguments already specify the format."""
     from vllm.model_executor import model_loader
 
     model_loader._LOAD_FORMAT_TO_MODEL_LOADER[LOAD_FORMAT] = _default_loader

@@ -1,7 +1,7 @@
-"""Load format `coldstart`: vLLM's default loader, which gets a view of each tensor as soon as its bytes arrive.
+"""Load format `coldstart`: vLLM's default loader, which receives a view of each tensor as soon as its bytes arrive.
 
-Sources, in this order: the prefetcher's shared memory, the files, and vLLM's own reading. Only the tensors of this process's
-pipeline rank are read; a tensor-parallel slice of a view touches only its own pages.
+The sources, in this order, are the prefetcher's shared memory, the files, and vLLM's own loader. Only the tensors of this
+pipeline rank are read. A tensor-parallel slice of a view reads only its own pages.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ DTYPES = {
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
     "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
-# Attributes with which a model makes vLLM choose or filter files by its own rules.
+# Model attributes that make vLLM choose or filter files by the model's own rules.
 _OWN_RULES = ("allow_patterns_overrides", "secondary_weights", "is_unused_checkpoint_weight")
 
 
 def register_loader(load_format: str) -> None:
-    """Register the load format in vLLM."""
+    """Register ColdLoader in vLLM as the given load format."""
     register_model_loader(load_format)(ColdLoader)
 
 
 class ColdLoader(DefaultModelLoader):
-    """vLLM's default loader with our sources."""
+    """vLLM's default loader, which reads tensors from our sources."""
 
     def __init__(self, load_config: LoadConfig) -> None:
         # When vLLM reads files itself, it must use its default format instead of our name.
@@ -56,12 +56,12 @@ class ColdLoader(DefaultModelLoader):
         self.report = ladder.begin_report()
 
     def download_model(self, model_config: ModelConfig) -> None:
-        """Download as vLLM does, unless a prefetcher fetches the weights."""
+        """Download the model as vLLM does, unless a prefetcher fetches the weights."""
         if LaunchPlan.current().weights_from is None:
             super().download_model(model_config)
 
     def load_weights(self, model: torch.nn.Module, model_config: ModelConfig) -> None:
-        """Load the weights as vLLM does, and report the load."""
+        """Load the weights as vLLM does, and report sources and duration."""
         began = timeline.now()
         super().load_weights(model, model_config)
         self.report.seconds = timeline.now() - began
@@ -71,15 +71,15 @@ class ColdLoader(DefaultModelLoader):
     def get_all_weights(
         self, model_config: ModelConfig, model: torch.nn.Module
     ) -> Generator[tuple[str, torch.Tensor], None, None]:
-        """Yield the tensors that this rank needs, in load order, as views that are valid while they are referenced."""
+        """Yield the name and a view of each tensor of this rank, in load order; a view is valid as long as it is referenced."""
         # vLLM's own log line measures from here.
         self.counter_before_loading_weights: float = time.perf_counter()
         try:
-            if reason := self._beyond(model):
+            if reason := self._find_exclusion(model):
                 raise UnreadableWeightsError(reason)
-            wanted = _Wanted(self, model_config)
+            wanted = _RankTensors(self, model_config)
         except (ColdstartError, OSError, ValueError) as error:
-            yield from self._vllms(model_config, model, None, str(error))
+            yield from self._load_with_vllm(model_config, model, None, str(error))
             return
         try:
             # Only a worker that shares weights has imported this.
@@ -92,18 +92,20 @@ class ColdLoader(DefaultModelLoader):
         except NoLoaderLeftError as error:
             if wanted.asked is not None:  # vLLM's own reader verifies no digest
                 raise RuntimeError(f"{WEIGHTS_ERROR_PREFIX}{error}") from error
-            yield from self._vllms(model_config, model, {tensor.name for tensor in error.left}, str(error))
+            yield from self._load_with_vllm(
+                model_config, model, {tensor.name for tensor in error.left}, str(error)
+            )
 
-    def _beyond(self, model: torch.nn.Module) -> str | None:
-        """Return why vLLM must load this model's weights itself, None if our sources can be used."""
+    def _find_exclusion(self, model: torch.nn.Module) -> str | None:
+        """Return why vLLM must load this model's weights itself, or None if our sources can be used."""
         if self.local_expert_ids is not None or self._encoder_only_lm_prefixes is not None:
-            return "vLLM filters this model's tensors itself"
+            return "vLLM filters the tensors of this model itself"
         if self.load_config.safetensors_load_strategy == "torchao":
             return "torchao rebuilds its tensors itself"
         own = next((name for name in _OWN_RULES if getattr(model, name, None)), None)
         return f"the model sets {own}" if own else None
 
-    def _vllms(
+    def _load_with_vllm(
         self, model_config: ModelConfig, model: torch.nn.Module, left: set[str] | None, reason: str
     ) -> Iterator[tuple[str, torch.Tensor]]:
         logger.warning("coldstart: vLLM's own loader reads the weights: %s", reason)
@@ -114,8 +116,8 @@ class ColdLoader(DefaultModelLoader):
                 yield name, tensor
 
 
-class _Wanted:
-    """Tensors that this process's rank needs, and their possible sources. `paths` is None without files."""
+class _RankTensors:
+    """Tensors of this rank and their possible sources. `paths` is None if there are no files."""
 
     def __init__(self, loader: ColdLoader, model_config: ModelConfig) -> None:
         self.asked = LaunchPlan.current().weights_from
@@ -132,10 +134,10 @@ class _Wanted:
 
     @property
     def rungs(self) -> list[Rung]:
-        """Return the sources in order: the prefetcher if requested, then the files if they exist."""
+        """Return the sources in order of preference: the prefetcher if it was requested, then the files if they exist."""
         region: list[Rung] = [("prefetcher", self._region)] if self.asked else []
         if self.asked and self.paths is None:
-            region *= 2  # without files, a lost prefetcher is started again, and resumes
+            region *= 2  # without files, restart a failed prefetcher, which resumes
         return region + ([("files", self._mapped)] if self.paths else [])
 
     def _region(self, left: Sequence[Tensor]) -> TensorSource:
@@ -156,7 +158,7 @@ class _Wanted:
 
 
 def _files(loader: ColdLoader, model_config: ModelConfig, optional: bool) -> dict[str, Path] | None:
-    """Return the checkpoint's safetensors files by name, as vLLM selects (and downloads) them; None without files."""
+    """Return the checkpoint's safetensors files by name, as vLLM selects and downloads them; None if there are none."""
     if optional and not Path(model_config.model).is_dir():
         return None
     try:

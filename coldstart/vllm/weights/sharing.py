@@ -1,10 +1,10 @@
-"""Weights that a rank and the full worker that replaces it on the same machine share (ParaServe, section 6).
+"""Share weights between a pipeline rank and the full worker that replaces it on the same machine (ParaServe, section 6).
 
-The rank serves its loaded weights, as one sealed memory file, to the worker that connects to its socket. The worker maps
-them over each of its own tensors with the same bytes, packed ones included, so that both processes hold one copy. Only
-vLLM's CPU engines share: their weights do not change after they have been loaded and packed.
+The rank offers its loaded weights as one sealed memory file at a socket. The full worker maps the file over each of its
+own tensors with the same bytes, packed weights included, so that both processes use one copy. Only vLLM's CPU engines
+share weights, because theirs do not change after loading and packing.
 
-To hold only one layer twice, the full worker packs each layer as soon as its tensors are loaded.
+The full worker packs each layer as soon as its tensors are loaded, so at most one layer has two copies at a time.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from coldstart.system.proc.shared_pages import SEPARATE, Places
 log = logging.getLogger("vllm.coldstart")
 
 PATIENCE_S = 120.0
-"""Limit for the copy of a rank's weights into shared memory."""
+"""Longest time, in seconds, to wait until a rank has copied its weights into shared memory."""
 _LAYER = re.compile(r"(.*?\blayers\.\d+)\.")
 
 
 class RankWeights:
-    """Weights of a rank, which a thread serves at a socket until the process ends. Raises OSError."""
+    """Weights of a rank, which a thread offers at the socket `path` until the process ends. Raises OSError."""
 
     def __init__(self, path: Path) -> None:
         self._listener, self._regions = peers.Listener(path), list[Region]()
 
-    def add(self, regions: Iterable[Region]) -> None:
-        """Share regions that contain final weights and nothing else."""
+    def add_regions(self, regions: Iterable[Region]) -> None:
+        """Add memory regions that contain only final weights."""
         self._regions += regions
 
     def finish(self) -> None:
-        """Serve the regions."""
+        """Start offering the regions."""
         Thread(target=self._serve, name="shared weights", daemon=True).start()
 
     def _serve(self) -> None:
@@ -64,14 +64,14 @@ class RankWeights:
 
 
 class FullWorker:
-    """Weights of the worker that replaces the rank at the socket `path`.
+    """Weights of the full worker, which shares the weights of the rank at the socket `path`.
 
     Raises:
-        PeerError, OSError: No rank serves its weights there.
+        PeerError, OSError: No rank offers its weights there.
     """
 
     def __init__(self, path: Path) -> None:
-        self.found = self.shared = 0
+        self.weight_bytes = self.shared_bytes = 0
         self._left: Counter[str] | None = None
         connection = peers.connect(path)
         connection.settimeout(PATIENCE_S)
@@ -82,17 +82,20 @@ class FullWorker:
             self._file = channel.take_descriptor()
         self._places: Places = {name: Region(*place) for name, place in message["places"].items()}
         if not shared_pages.is_sealed(self._file):
-            raise PeerError(f"the weights of the rank at {path} can be changed")
+            raise PeerError(f"cannot map the weights of the rank at {path}: their memory file is not sealed")
 
-    def add(self, regions: Iterable[Region]) -> None:
-        """Map the rank's memory over those regions that it has, too."""
+    def add_regions(self, regions: Iterable[Region]) -> None:
+        """Map the rank's memory over each of the regions whose bytes the rank also has."""
         for region in regions:
-            self.found += region.size
-            with suppress(OSError, ValueError):  # this region keeps its own memory
-                self.shared += region.size * shared_pages.adopt(region, self._file, self._places)
+            self.weight_bytes += region.size
+            with suppress(OSError, ValueError):  # this region stays unshared
+                self.shared_bytes += region.size * shared_pages.adopt(region, self._file, self._places)
 
-    def has_loaded(self, model: torch.nn.Module, name: str, names: Iterable[str]) -> None:
-        """Pack the layer of a loaded tensor if it was its last one of all `names`. vLLM skips packed layers later."""
+    def record_loaded(self, model: torch.nn.Module, name: str, names: Iterable[str]) -> None:
+        """Record that the tensor `name` of all `names` is loaded, and pack its layer once it is complete.
+
+        vLLM later skips packed layers.
+        """
         if self._left is None:
             self._left = Counter(match[1] for one in names if (match := _LAYER.match(one)))
         if (match := _LAYER.match(name)) is None:
@@ -100,31 +103,35 @@ class FullWorker:
         self._left[match[1]] -= 1
         if self._left[match[1]]:
             return
-        with suppress(AttributeError):  # the model names its layers in another way
+        with suppress(AttributeError):  # the model uses other layer names
             for module in model.get_submodule(match[1]).modules():
                 if isinstance(method := getattr(module, "quant_method", None), UnquantizedLinearMethod):
                     method.process_weights_after_loading(module)
 
     def finish(self) -> None:
-        """Report what is shared."""
+        """Log how many bytes are shared."""
         os.close(self._file)
-        log.info("coldstart: %d of %d bytes of weights are shared with a rank", self.shared, self.found)
+        log.info(
+            "coldstart: shares %d of %d bytes of weights with a pipeline rank",
+            self.shared_bytes,
+            self.weight_bytes,
+        )
 
 
 _active: list[RankWeights | FullWorker] = []
 
 
-def loading_full_worker() -> FullWorker | None:
-    """Return the full worker that this process loads, None if it loads none that shares."""
+def get_loading_worker() -> FullWorker | None:
+    """Return the full worker that loads shared weights in this process, or None."""
     return next((one for one in _active if isinstance(one, FullWorker)), None)
 
 
 @contextmanager
-def share(runner: Any, *, is_rank: bool) -> Iterator[None]:
-    """Share the weights that `runner` loads in the block at the socket that the server's environment names.
+def share_weights(runner: Any, *, is_rank: bool) -> Iterator[None]:
+    """Share the weights that `runner` loads in this block, at the socket in the environment variable WEIGHTS_SOCKET.
 
     Raises:
-        PeerError, OSError: No rank shares its weights there; nothing was loaded.
+        PeerError, OSError: No rank offers its weights there; nothing was loaded.
     """
     path = Path(environment.WEIGHTS_SOCKET.read())
     sharer = RankWeights(path) if is_rank else FullWorker(path)
@@ -134,7 +141,7 @@ def share(runner: Any, *, is_rank: bool) -> Iterator[None]:
             yield
         tensors = {one.data_ptr(): one for one in (*runner.model.parameters(), *runner.model.buffers())}
         pages = (find_complete_pages(address, one.nbytes) for address, one in tensors.items())
-        sharer.add([region for region in pages if region.size >= SEPARATE])
+        sharer.add_regions([region for region in pages if region.size >= SEPARATE])
         sharer.finish()
     finally:
         _active.clear()
@@ -142,9 +149,9 @@ def share(runner: Any, *, is_rank: bool) -> Iterator[None]:
 
 @contextmanager
 def _watch_packing(sharer: RankWeights | FullWorker) -> Iterator[None]:
-    """Give the sharer the memory into which vLLM packs the weights of each linear layer.
+    """Pass the sharer the memory into which vLLM packs the weights of each linear layer.
 
-    It belongs to oneDNN, which does not tell its address. So it is found as the new memory of the process.
+    oneDNN owns that memory and does not report its address, so it is found as newly allocated memory of the process.
     """
     original = utils.dispatch_cpu_unquantized_gemm
 
@@ -154,7 +161,7 @@ def _watch_packing(sharer: RankWeights | FullWorker) -> Iterator[None]:
         original(layer, remove_weight)
         added = shared_pages.subtract(shared_pages.list_anonymous(), before)
         if size >= SEPARATE and (packed := shared_pages.find_allocation(added, size)) is not None:
-            sharer.add([packed])
+            sharer.add_regions([packed])
         if layer.weight is not weight:
             weight.data = torch.empty(0)  # the model's loader may still refer to it
 

@@ -25,7 +25,7 @@ def _fork() -> None:
 
 def _begun(args: Namespace, config: Any) -> EarlyApplication:
     early = EarlyApplication()
-    early.begin_after_fork(args, config)
+    early.start_building_after_fork(args, config)
     _fork()
     return early
 
@@ -46,7 +46,7 @@ def test_vllm_receives_an_equal_application(arguments: tuple[Namespace, Any]) ->
     args, config = arguments
     stock = entry.build_app
     early = _begun(args, config)
-    with early.provide():
+    with early.provide_to_vllm():
         one = entry.build_app(args, ("generate",), config.model_config)
         assert entry.build_app(args, ("generate",), config.model_config) is one
     assert entry.build_app is stock
@@ -81,5 +81,5 @@ def test_incompatible_vllm_is_not_changed(
 
     monkeypatch.setattr(compat, "check", lambda feature, load=None: f"no {feature}")
     stock = entry.build_app
-    with _begun(*arguments).provide():
+    with _begun(*arguments).provide_to_vllm():
         assert entry.build_app is stock

@@ -31,7 +31,7 @@ OURS = re.compile(r"vllm\.(coldstart|general_plugins|distribution$|version$)")
 def test_a_version_that_was_not_checked_is_a_reason(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "find_vllm_distribution", lambda: ("vllm", version))
     reason = compat.check("start", lambda: pytest.fail("imported"))
-    assert reason == f"vLLM {version} was not checked for 'start': it needs 0.31 or later, below 0.34."
+    assert reason == f"vLLM {version} was not tested with 'start', which needs 0.31 or later, below 0.34."
 
 
 def test_a_missing_name_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,9 +129,9 @@ def test_modules_are_worked_on_when_they_are_imported(
     (tmp_path / "late_module.py").write_text("value = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     for more in (0, 1):
-        late.when_imported("late_module", lambda module, more=more: seen.append(module.value + more))  # type: ignore[misc]
+        late.run_when_imported("late_module", lambda module, more=more: seen.append(module.value + more))  # type: ignore[misc]
     assert seen == [] and "late_module" not in sys.modules
     importlib.import_module("late_module")
     assert sorted(seen) == [1, 2] and sys.meta_path == before
-    late.when_imported("late_module", lambda module: seen.append(3))
+    late.run_when_imported("late_module", lambda module: seen.append(3))
     assert seen[-1] == 3

@@ -87,19 +87,19 @@ print("\\n" + json.dumps([judge(words) for words in lines]))
 
 
 def _engine(words: list[str]) -> list[str]:
-    return gpu_starts.engine_arguments(REPOSITORY, COMMIT, "tiny", Arguments(words))
+    return gpu_starts.build_engine_arguments(REPOSITORY, COMMIT, "tiny", Arguments(words))
 
 
 def _lines() -> dict[str, list[str]]:
     """Return the words of each command after the interpreter and the module, or after the program."""
     create = {
-        name: gpu_starts.create_snapshot(Path("/s"), _engine(words))[3:]
+        name: gpu_starts.build_create_command(Path("/s"), _engine(words))[3:]
         for name, words in (LIMITED | FREE).items()
     }
     return create | {
         "no commit": ["snapshot", "create", REPOSITORY, "--snapshot-dir", "/s"],
-        "restore": gpu_starts.restore_snapshot(Path("/s"), "127.0.0.1", 9)[3:],
-        "preload": gpu_starts.preload(Path("/m"), Path("/d"), ["--max-model-len", "1k"])[1:],
+        "restore": gpu_starts.build_restore_command(Path("/s"), "127.0.0.1", 9)[3:],
+        "preload": gpu_starts.build_preload_command(Path("/m"), Path("/d"), ["--max-model-len", "1k"])[1:],
     }
 
 
@@ -148,7 +148,7 @@ def test_vllm_reads_our_arguments_of_a_preloaded_engine() -> None:
     from vllm.model_executor.model_loader import get_model_loader
     from vllm.model_executor.model_loader.weight_cache.ipc_loader import IpcModelLoader
 
-    given = Arguments(gpu_starts.load_preloaded(Path("/d")))
+    given = Arguments(gpu_starts.build_preload_arguments(Path("/d")))
     config = LoadConfig(
         load_format=given.value("load_format"),
         model_loader_extra_config=given.value("model_loader_extra_config"),
@@ -170,7 +170,7 @@ def test_a_snapshot_of_another_engine_is_recognized() -> None:
     engine = _engine([])
     manifest = {"model": REPOSITORY, "model_revision": COMMIT, "engine_argv": engine, "process_tree": [7, 9]}
     assert gpu_starts.find_difference(manifest, engine, COMMIT) is None
-    assert gpu_starts.read_tree(manifest) == [7, 9]
+    assert gpu_starts.read_process_ids(manifest) == [7, 9]
     others = (
         {"model": "org/other"},
         {"model_revision": "f" * 40},
@@ -181,7 +181,7 @@ def test_a_snapshot_of_another_engine_is_recognized() -> None:
         assert gpu_starts.find_difference(manifest | other, engine, COMMIT)
     for tree in (None, [], [1], ["7"], [True], 7):
         with pytest.raises(ValueError, match="no processes"):
-            gpu_starts.read_tree({"process_tree": tree})
+            gpu_starts.read_process_ids({"process_tree": tree})
 
 
 @pytest.mark.vllm
@@ -199,7 +199,10 @@ def test_a_manifest_that_vllm_writes_is_read(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     manifest.write_manifest_atomic(tmp_path, written)
     read = canonical.read_json(tmp_path / "manifest.json")
-    assert gpu_starts.find_difference(read, engine, COMMIT) is None and gpu_starts.read_tree(read) == [7, 9]
+    assert gpu_starts.find_difference(read, engine, COMMIT) is None and gpu_starts.read_process_ids(read) == [
+        7,
+        9,
+    ]
 
 
 @pytest.mark.parametrize(

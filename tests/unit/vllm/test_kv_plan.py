@@ -29,7 +29,7 @@ def test_each_rank_leaves_its_own_plan_with_a_margin(tmp_path: Path) -> None:
     for rank in (1, 0):
         worker = SimpleNamespace(rank=rank, init_snapshot=SimpleNamespace(free_memory=80 << 30))
         module.maybe_save_startup_plan(worker, (60 << 30) + rank)
-    plans, less = kv_plan.collect(tmp_path), 256 << 20
+    plans, less = kv_plan.read_plans(tmp_path), 256 << 20
     assert [(p.rank, p.kv_cache_memory_bytes, p.free_memory_baseline) for p in plans] == [
         (0, (60 << 30) - less, (80 << 30) - less), (1, (60 << 30) + 1 - less, (80 << 30) - less),
     ]  # fmt: skip

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from coldstart.contract import handover
 from coldstart.contract.handover import HandoverError, Pin, Pull
 from coldstart.vllm.handover import wire
-from coldstart.vllm.handover.wire import DataPort, Layers, Query, TransferError, fetch
+from coldstart.vllm.handover.wire import BlockQuery, DataPort, Layers, TransferError, fetch_layers
 
 PIN = Pin("request", 3, handover.digest_tokens([1, 2, 3]))
 PULL = Pull("p", "ab" * 32, 3, "shape", (("127.0.0.1", 1), ("::1", 2)))
 LAYERS = {"layers.0": b"zero" * 1000, "layers.1": b"one " * 1000}
-QUERY = Query("p", 0, 4, tuple(LAYERS))
+QUERY = BlockQuery("p", 0, 4, tuple(LAYERS))
 SECRET = "ab" * 32
 
 
@@ -53,7 +53,7 @@ def test_a_changed_message_is_refused(data: st.DataObject) -> None:
 
 @contextmanager
 def _port(layers: dict[str, bytes] = LAYERS, secret: str = SECRET) -> Iterator[DataPort]:
-    def read(query: Query) -> Layers:
+    def read(query: BlockQuery) -> Layers:
         yield from ((name, data) for name, data in layers.items() if name in query.layers)
 
     port = DataPort("127.0.0.1", lambda pin: secret if pin == "p" else None, read)
@@ -69,27 +69,29 @@ def _size(name: str) -> int:
 
 def test_all_layers_arrive() -> None:
     with _port() as port:
-        assert {name: bytes(data) for name, data in fetch(port.address, SECRET, QUERY, _size)} == LAYERS
+        assert {
+            name: bytes(data) for name, data in fetch_layers(port.address, SECRET, QUERY, _size)
+        } == LAYERS
 
 
 @pytest.mark.parametrize(
     ("secret", "query"),
     [
         ("cd" * 32, QUERY),
-        (SECRET, Query("unknown", 0, 4, QUERY.layers)),
-        (SECRET, Query("p", 0, 4, ("x" * 70_000,))),
+        (SECRET, BlockQuery("unknown", 0, 4, QUERY.layers)),
+        (SECRET, BlockQuery("p", 0, 4, ("x" * 70_000,))),
     ],
     ids=["wrong secret", "unknown pin", "long query"],
 )
-def test_a_query_without_the_right_to_the_pin_gets_nothing(secret: str, query: Query) -> None:
+def test_a_query_without_the_right_to_the_pin_gets_nothing(secret: str, query: BlockQuery) -> None:
     with _port() as port, pytest.raises(TransferError, match=r"disconnected|reset|pipe"):
-        list(fetch(port.address, secret, query, _size))
+        list(fetch_layers(port.address, secret, query, _size))
 
 
 @pytest.mark.parametrize("layers", [{"layers.0": b"short"}, {"layers.9": b"x"}])
 def test_other_layers_are_refused(layers: dict[str, bytes]) -> None:
     with _port(layers) as port, pytest.raises(TransferError, match="layer"):
-        list(fetch(port.address, SECRET, Query("p", 0, 4, (*LAYERS, "layers.9")), _size))
+        list(fetch_layers(port.address, SECRET, BlockQuery("p", 0, 4, (*LAYERS, "layers.9")), _size))
 
 
 @contextmanager
@@ -151,7 +153,7 @@ def test_no_changed_byte_is_accepted_and_no_cut_is_taken_for_the_end(monkeypatch
                 with _meddling(port, position, flip) as address:
                     read = {}
                     try:
-                        for name, data in fetch(address, SECRET, QUERY, _size):
+                        for name, data in fetch_layers(address, SECRET, QUERY, _size):
                             read[name] = bytes(data)
                     except TransferError:
                         pass
@@ -163,6 +165,6 @@ def test_no_changed_byte_is_accepted_and_no_cut_is_taken_for_the_end(monkeypatch
 
 def test_connections_beyond_the_limit_wait_and_are_served() -> None:
     with _port() as port:
-        silent = [socket.create_connection(port.address) for _ in range(wire.MOST_CONNECTIONS)]
+        silent = [socket.create_connection(port.address) for _ in range(wire.MAX_CONNECTIONS)]
         threading.Timer(0.2, lambda: [one.close() for one in silent]).start()
-        assert dict(fetch(port.address, SECRET, QUERY, _size)).keys() == LAYERS.keys()
+        assert dict(fetch_layers(port.address, SECRET, QUERY, _size)).keys() == LAYERS.keys()

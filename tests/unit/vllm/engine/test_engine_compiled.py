@@ -44,7 +44,7 @@ class Part:
 
 
 def test_every_compiled_part_is_saved_under_its_name(tmp_path: Path) -> None:
-    assert compiled.save(Model(Function(), Function()), tmp_path) == ["layer0", "layer1"]
+    assert compiled.save_forwards(Model(Function(), Function()), tmp_path) == ["layer0", "layer1"]
     assert {file.name for file in tmp_path.iterdir()} == {"0.aot", "1.aot", compiled.INDEX}
 
 
@@ -59,12 +59,12 @@ def test_a_part_that_cannot_be_saved_is_named_with_the_reason(
     function: Any, reason: str, tmp_path: Path
 ) -> None:
     with pytest.raises(compiled.NotSavedError, match=reason):
-        compiled.save(Model(Function(), function), tmp_path)
+        compiled.save_forwards(Model(Function(), function), tmp_path)
 
 
 def test_a_model_that_vllm_does_not_compile_has_no_code(tmp_path: Path) -> None:
     with pytest.raises(compiled.NotSavedError, match="vLLM compiles no part"):
-        compiled.save(Model(), tmp_path)
+        compiled.save_forwards(Model(), tmp_path)
 
 
 def doubled(function: Callable[[int], int]) -> Callable[[int], int]:
@@ -93,7 +93,7 @@ def test_a_function_that_a_decorator_hides_is_serialised_by_its_content() -> Non
     before, written = AOTCompilePickler.reducer_override, io.BytesIO()
     with pytest.raises(pickle.PicklingError):
         AOTCompilePickler({}, io.BytesIO()).dump(inner)
-    with compiled.functions_by_content():
+    with compiled.pickle_functions_by_code():
         AOTCompilePickler({}, written).dump([inner, doubled])
     assert AOTCompilePickler.reducer_override is before
     written.seek(0)

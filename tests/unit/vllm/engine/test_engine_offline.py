@@ -20,7 +20,9 @@ def test_a_step_ends_with_its_iteration(monkeypatch: pytest.MonkeyPatch, on_cpu:
     from coldstart.vllm.engine import server
 
     monkeypatch.setattr(runtime, "targets_cpu", lambda: on_cpu)
-    args, *_ = server.parse_args(offline.synchronous(Arguments(["--model", "m", "--async-scheduling"])))
+    args, *_ = server.parse_args(
+        offline.disable_async_scheduling(Arguments(["--model", "m", "--async-scheduling"]))
+    )
     config = SimpleNamespace(
         parallel_config=SimpleNamespace(pipeline_parallel_size=1),
         scheduler_config=SimpleNamespace(async_scheduling=args.async_scheduling),

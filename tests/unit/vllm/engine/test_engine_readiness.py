@@ -91,19 +91,19 @@ def _run(awaited: Awaitable[Any]) -> Any:
 
 
 def _report(read_lines: ReadLines, readiness: Readiness) -> dict[str, Any]:
-    _run(readiness.listening())
+    _run(readiness.report_ready())
     (report,) = read_lines() or []
     assert read_lines() == []  # closed: the starter does not wait longer
     return report
 
 
 def test_wrong_token_is_reported_before_the_server_listens(read_lines: ReadLines) -> None:
-    readiness = Readiness(LaunchPlan([], canary=CANARY), Engine(9), worker_reports=False)
+    readiness = Readiness(LaunchPlan([], canary=CANARY), Engine(9), has_reporting_workers=False)
     assert READY_FD_ENV not in os.environ
-    assert _run(readiness.proven()) is False
+    assert _run(readiness.check_canary()) is False
     (report,) = read_lines() or []
     assert report["canary"] is False and report["tokens"] == [9]
-    _run(readiness.listening())
+    _run(readiness.report_ready())
     assert read_lines() == []
 
 
@@ -114,15 +114,15 @@ def test_wrong_later_token_of_restored_graphs_is_reported_before_listening(read_
     """The first token comes from a prefill and would not detect a wrong decode graph."""
     engine = Engine(7, **{WORKER_REPORT: [_answer()]})
     engine.later = [0]
-    assert _run(Readiness(GRAPHS, engine, worker_reports=False).proven()) is False
+    assert _run(Readiness(GRAPHS, engine, has_reporting_workers=False).check_canary()) is False
     (report,) = read_lines() or []
     assert report["canary"] is False and report["tokens"] == [7, 0]
 
 
 def test_restored_graphs_answer_all_tokens(read_lines: ReadLines) -> None:
     engine = Engine(7, **{WORKER_REPORT: [_answer()]})
-    readiness = Readiness(GRAPHS, engine, worker_reports=False)
-    assert _run(readiness.proven()) is True and engine.prompts == [[5, 6]]
+    readiness = Readiness(GRAPHS, engine, has_reporting_workers=False)
+    assert _run(readiness.check_canary()) is True and engine.prompts == [[5, 6]]
     report = _report(read_lines, readiness)
     assert report["canary"] is True and report["tokens"] == [7, 8]
 
@@ -148,6 +148,8 @@ def test_a_requested_section_counts_as_used_when_no_worker_says_otherwise(
 ) -> None:
     given = [_answer(section, *of) for of in reasons] if isinstance(reasons, list) else reasons
     plan = LaunchPlan([], engine=SECTIONS[section])
-    report = _report(read_lines, Readiness(plan, Engine(**{WORKER_REPORT: given}), worker_reports=False))
+    report = _report(
+        read_lines, Readiness(plan, Engine(**{WORKER_REPORT: given}), has_reporting_workers=False)
+    )
     assert report["fast_path"] == {section: not named} and "loads" not in report
     assert report["fallbacks"] == [{"section": section, "reason": reason} for reason in named]

@@ -43,12 +43,12 @@ def engine(*_, **__):
 async def main():
     args = Namespace(worker_cls="other", distributed_executor_backend=None, enable_log_requests=False)
     args.aggregate_engine_logging, args.disable_log_stats = False, True
-    async with server.engine_client(args, SimpleNamespace(must_adopt=False), EarlyApplication()):
+    async with server.start_engine(args, SimpleNamespace(must_adopt=False), EarlyApplication()):
         pass
 
 AsyncLLM.from_vllm_config = engine
 logging = SimpleNamespace(pylogging_config_file="x")
-server.configure = lambda args: SimpleNamespace(logging_config=logging, additional_config={}, shutdown_timeout=0)
+server.create_config = lambda args: SimpleNamespace(logging_config=logging, additional_config={}, shutdown_timeout=0)
 server.scheduler.settle = lambda *_: False
 asyncio.run(main())
 """
@@ -85,7 +85,7 @@ def test_an_engine_that_ends_just_before_it_is_killed_does_not_keep_the_server(
         with pytest.raises(psutil.NoSuchProcess):
             manager.shutdown(timeout=0)
         return
-    server.outlive(manager)
+    server.tolerate_early_exit(manager)
     manager.shutdown(timeout=0)
     assert not process.is_alive()
 

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 COMPILE = """
 import torch
 from coldstart.vllm.engine import compiled
-compiled.name_kernels()
+compiled.use_portable_kernel_names()
 print(torch.__file__, torch.compile(lambda x: x.sin() + 1)(torch.arange(64.0)).sum().item())
 """
 COMMAND = "g++ -O3 -I{0}/python3.11 -I{0}/torch/include -ltorch -L{0}/torch/lib "
@@ -61,8 +61,8 @@ def test_kernels_are_found_when_torch_has_another_path(tmp_path: Path) -> None:
 
 
 def test_name_differs_when_source_or_flags_differ(codecache: Any) -> None:
-    compiled.name_kernels()
-    compiled.name_kernels()
+    compiled.use_portable_kernel_names()
+    compiled.use_portable_kernel_names()
     names = [
         codecache.write(source, "main.cpp", extra=f"{optimized} {COMMAND.format(place)}{flags}")[0]
         for source, optimized, place, flags in (

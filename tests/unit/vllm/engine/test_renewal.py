@@ -28,7 +28,7 @@ def test_renew_sets_the_offline_switch_of_the_hub(
         monkeypatch.delenv(name, raising=False)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    server.renew_environment()
+    server.reapply_environment()
     assert constants.HF_HUB_OFFLINE is offline
 
 
@@ -39,7 +39,7 @@ def test_set_log_level_configures_vllm_when_the_start_has_another_level() -> Non
     logger = logging.getLogger("vllm")
     before = logging.getLevelName(logger.level)
     try:
-        server.set_log_level(LoggingConfig(log_level="DEBUG", configure_logging=True))
+        server.configure_loggers(LoggingConfig(log_level="DEBUG", configure_logging=True))
         assert logger.level == logging.DEBUG
     finally:
-        server.set_log_level(LoggingConfig(log_level=before, configure_logging=True))
+        server.configure_loggers(LoggingConfig(log_level=before, configure_logging=True))

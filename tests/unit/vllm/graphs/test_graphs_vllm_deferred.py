@@ -11,7 +11,7 @@ import pytest
 
 from coldstart.contract.graphs import CAPTURE_NEXT, EngineTask
 from coldstart.vllm.graphs import deferred, plugin
-from coldstart.vllm.graphs.deferred import Deferral
+from coldstart.vllm.graphs.deferred import DeferredCapture
 from tests.support.graphs.model import Shape, SimModel
 
 pytestmark = [
@@ -96,9 +96,9 @@ def test_each_size_gives_equal_results_before_and_after_its_capture(mode: str) -
     plain, runner = Runner(mode), Runner(mode)
     plain.capture_model()
     wanted = run_all(plain)
-    deferral = Deferral()
+    deferral = DeferredCapture()
     deferral.run(runner, runner.capture_model)
-    assert {size for _, size in runner.order} == {*deferred.FIRST, max(SIZES)}
+    assert {size for _, size in runner.order} == {*deferred.FIRST_SIZES, max(SIZES)}
     # vLLM's own order: the larger activations of PIECEWISE first, large sizes first.
     assert runner.order == [one for one in plain.order if one[1] not in LATER]
     left = len(plain.order) - len(runner.order)
@@ -106,7 +106,7 @@ def test_each_size_gives_equal_results_before_and_after_its_capture(mode: str) -
         found = run_all(runner)
         assert {batch: one[1] for batch, one in found.items()} == {b: one[1] for b, one in wanted.items()}
         assert all(found[batch][0] == wanted[batch][0] for batch in BATCHES if batch[0] not in LATER)
-        report = deferral.advance(True)
+        report = deferral.capture_next(True)
         if not report["left"]:
             break
         assert report == {"left": left, "error": None}
@@ -114,27 +114,27 @@ def test_each_size_gives_equal_results_before_and_after_its_capture(mode: str) -
     assert left == 0 and run_all(runner) == wanted
     assert sorted(runner.order) == sorted(plain.order)
     assert runner.order[-1][1] == 24  # small sizes first, each one in all its modes
-    assert deferral.advance(True) == {"left": 0, "error": None}
+    assert deferral.capture_next(True) == {"left": 0, "error": None}
 
 
 def test_graph_is_not_dispatched_before_all_ranks_agree() -> None:
     runner = Runner("FULL_DECODE_ONLY")
-    deferral = Deferral()
+    deferral = DeferredCapture()
     deferral.run(runner, runner.capture_model)
-    deferral.advance(True)
+    deferral.capture_next(True)
     assert runner.order[-1] == ("FULL", 16) and runner.run(16, decode=True)[0] == "NONE"
-    deferral.advance(True)
+    deferral.capture_next(True)
     assert runner.run(16, decode=True)[0] == "FULL" and runner.run(24, decode=True)[0] == "NONE"
 
 
 def test_failed_capture_leaves_its_size_eager_in_all_ranks() -> None:
     ranks = [Runner("FULL_DECODE_ONLY"), Runner("FULL_DECODE_ONLY", broken=16)]
     wanted = {size: ranks[0].run(size, decode=False)[1] for size in SIZES}
-    deferrals = [Deferral(), Deferral()]
+    deferrals = [DeferredCapture(), DeferredCapture()]
     for deferral, runner in zip(deferrals, ranks, strict=True):
         deferral.run(runner, runner.capture_model)
     engine = Engine(deferrals)
-    asyncio.run(deferred.capture_rest(engine))
+    asyncio.run(deferred.capture_remaining(engine))
     assert engine.agreed == [True, False]
     for runner in ranks:
         modes = {size: runner.run(size, decode=True) for size in SIZES}
@@ -145,7 +145,7 @@ def test_failed_capture_leaves_its_size_eager_in_all_ranks() -> None:
 class Engine:
     """The engine of a server, with these ranks and requests that end after so many looks."""
 
-    def __init__(self, ranks: list[Deferral], busy: int = 0) -> None:
+    def __init__(self, ranks: list[DeferredCapture], busy: int = 0) -> None:
         self._ranks, self.busy, self.agreed, self.output_processor = ranks, busy, list[bool](), self
 
     def has_unfinished_requests(self) -> bool:
@@ -155,45 +155,48 @@ class Engine:
     async def collective_rpc(self, method: str, args: tuple[bool]) -> list[Any]:
         assert method == CAPTURE_NEXT and self.busy < 0
         self.agreed.append(*args)
-        return [rank.advance(*args) for rank in self._ranks]
+        return [rank.capture_next(*args) for rank in self._ranks]
 
 
 def test_server_captures_all_sizes_when_no_request_runs() -> None:
-    runner, deferral = Runner("FULL_AND_PIECEWISE"), Deferral()
+    runner, deferral = Runner("FULL_AND_PIECEWISE"), DeferredCapture()
     deferral.run(runner, runner.capture_model)
-    asyncio.run(deferred.capture_rest(engine := Engine([deferral], busy=5)))
+    asyncio.run(deferred.capture_remaining(engine := Engine([deferral], busy=5)))
     assert engine.agreed == [True] * 5 and len(runner.held) == 2 * len(SIZES)
 
 
 def test_server_survives_an_engine_that_dies(caplog: pytest.LogCaptureFixture) -> None:
-    asyncio.run(deferred.capture_rest(SimpleNamespace(output_processor=None)))
+    asyncio.run(deferred.capture_remaining(SimpleNamespace(output_processor=None)))
     assert "no more CUDA graphs are captured" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["is_hybrid", "is_attention_free", "is_multimodal_model"])
 def test_model_whose_dummy_runs_are_not_safe_captures_all_before(name: str) -> None:
-    runner, deferral = Runner("FULL_DECODE_ONLY"), Deferral()
+    runner, deferral = Runner("FULL_DECODE_ONLY"), DeferredCapture()
     setattr(runner.vllm_config.model_config, name, True)
     deferral.run(runner, runner.capture_model)
     assert len(runner.held) == len(SIZES) and "before the server is ready" in deferral.fallbacks["*"]
-    assert deferral.advance(True) == {"left": 0, "error": None}
+    assert deferral.capture_next(True) == {"left": 0, "error": None}
 
 
 def test_first_model_runner_captures_all_before() -> None:
-    deferral, runner = Deferral(), SimpleNamespace(vllm_config=Runner("PIECEWISE").vllm_config)
+    deferral, runner = DeferredCapture(), SimpleNamespace(vllm_config=Runner("PIECEWISE").vllm_config)
     assert deferral.run(runner, lambda: "captured") == "captured"
-    assert deferral.fallbacks["*"].endswith("this engine uses vLLM's first model runner")
+    assert deferral.fallbacks["*"].endswith("this engine uses vLLM's model runner V1")
 
 
 def test_task_hooks_the_runner_and_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     kind, worker = type("Runner", (), {"capture_model": Runner.capture_model}), type("Worker", (), {})
     module = SimpleNamespace(GPUModelRunner=kind, Worker=worker)
-    monkeypatch.setattr(plugin.late, "when_imported", lambda name, work, failed=None: work(module))
-    monkeypatch.setattr(plugin.compat, "sources", [])
+    monkeypatch.setattr(plugin.late, "run_when_imported", lambda name, work, failed=None: work(module))
+    monkeypatch.setattr(plugin.compat, "fallback_sources", [])
     plugin.register(EngineTask(deferred=True))
     assert kind.capture_model is not Runner.capture_model
-    assert plugin.compat.report()["fallbacks"] == [] and getattr(worker(), CAPTURE_NEXT)(True)["left"] == 0
+    assert (
+        plugin.compat.build_worker_report()["fallbacks"] == []
+        and getattr(worker(), CAPTURE_NEXT)(True)["left"] == 0
+    )
     monkeypatch.setattr(plugin.compat, "check", lambda feature, load=None: f"{feature} is gone.")
     plugin.register(EngineTask(deferred=True))
-    (fallback,) = plugin.compat.report()["fallbacks"]
+    (fallback,) = plugin.compat.build_worker_report()["fallbacks"]
     assert fallback["section"] == "graphs" and "deferred-capture is gone." in fallback["reason"]

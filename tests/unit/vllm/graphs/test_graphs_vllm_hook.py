@@ -13,8 +13,8 @@ from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import PLAN_ENV, LaunchPlan
 from coldstart.graphs.errors import GraphRefusedError
 from coldstart.vllm.graphs import entry, hooks, plugin
-from coldstart.vllm.graphs.hooks import graph_key, refuse_unsupported
-from coldstart.vllm.graphs.names import runner_tensors
+from coldstart.vllm.graphs.hooks import build_graph_key, check_runner
+from coldstart.vllm.graphs.names import name_runner_tensors
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
@@ -22,12 +22,12 @@ pytest.importorskip("vllm")
 
 @pytest.fixture(autouse=True)
 def nothing_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugin.compat, "sources", [])
+    monkeypatch.setattr(plugin.compat, "fallback_sources", [])
     monkeypatch.setattr(plugin.compat, "fallbacks", [])
 
 
 def reported() -> dict[str, str]:
-    return {one["section"]: one["reason"] for one in plugin.compat.report()["fallbacks"]}
+    return {one["section"]: one["reason"] for one in plugin.compat.build_worker_report()["fallbacks"]}
 
 
 def test_draft_models_manager_captures_its_own_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +40,7 @@ def test_draft_models_manager_captures_its_own_graphs(monkeypatch: pytest.Monkey
     draft._max_full_descs_to_capture, captured = None, []
     monkeypatch.setattr(CudaGraphManager, "capture", lambda self, forward: captured.append(self))
     before = CudaGraphManager.capture
-    with hooks.hooked(
+    with hooks.replace_capture(
         SimpleNamespace(cudagraph_manager=object()), lambda *_: pytest.fail("not called for this capture")
     ):
         assert CudaGraphManager.capture is not before
@@ -55,24 +55,24 @@ def test_keys_tell_descriptors_apart() -> None:
 
     both = [BatchExecutionDescriptor(CUDAGraphMode.FULL, 4, requests) for requests in (None, 4)]
     assert isinstance(VllmConfig.use_cumem_cudagraph_pool, property)  # read by `refuse_unsupported`
-    assert graph_key(both[0]) == "FULL:num_tokens=4,num_ubatches=1" != graph_key(both[1])
+    assert build_graph_key(both[0]) == "FULL:num_tokens=4,num_ubatches=1" != build_graph_key(both[1])
 
 
 def test_a_vllm_of_another_shape_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     renamed = SimpleNamespace(CudaGraphManager=type("Renamed", (), {}))
     monkeypatch.setitem(sys.modules, hooks.MODULE, renamed)
     with pytest.raises(GraphRefusedError, match=r"lacks an integration point of graphs: .*capture"):
-        hooks.hooked(object(), lambda *_: None).__enter__()
+        hooks.replace_capture(object(), lambda *_: None).__enter__()
     monkeypatch.setattr(hooks.compat, "check", lambda feature, load=None: f"{feature} differ.")
     with pytest.raises(GraphRefusedError, match=r"graphs differ\."):
-        refuse_unsupported(object())
+        check_runner(object())
     assert not hasattr(renamed.CudaGraphManager, "capture")
 
 
 def test_a_hook_that_misses_a_name_is_reported_and_fails_no_import(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    modules = {name: SimpleNamespace() for name in (*plugin.RUNNERS, plugin.compiled.DECORATORS)}
+    modules = {name: SimpleNamespace() for name in (*plugin.RUNNERS, plugin.compiled.DECORATORS_MODULE)}
     worker = SimpleNamespace(Worker=type("Worker", (), {}))
     for name, module in {**modules, plugin.WORKER: worker}.items():
         monkeypatch.setitem(sys.modules, name, module)
@@ -96,7 +96,7 @@ def test_nothing_is_patched_without_a_request_or_support(
     monkeypatch: pytest.MonkeyPatch, task: EngineTask, reasons: dict[str, str]
 ) -> None:
     monkeypatch.setattr(plugin.compat, "check", lambda feature, load=None: f"{feature} is gone.")
-    monkeypatch.setattr(plugin.late, "when_imported", lambda *_: pytest.fail("hooked"))
+    monkeypatch.setattr(plugin.late, "run_when_imported", lambda *_: pytest.fail("hooked"))
     plugin.register(task)
     assert reported() == reasons
 
@@ -124,7 +124,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         runner, worker = type("GPUModelRunner", (), own), type("Worker", (), {})
         return made.setdefault(name, SimpleNamespace(GPUModelRunner=runner, Worker=worker))
 
-    monkeypatch.setattr(plugin.late, "when_imported", lambda name, work, failed=None: work(module(name)))
+    monkeypatch.setattr(plugin.late, "run_when_imported", lambda name, work, failed=None: work(module(name)))
     return made
 
 
@@ -186,11 +186,11 @@ def test_the_first_model_runner_is_refused() -> None:
     runner = _runner()
     del runner.cudagraph_manager
     with pytest.raises(GraphRefusedError, match="first model runner"):
-        refuse_unsupported(runner)
+        check_runner(runner)
 
 
 def test_names_of_everything_a_runner_reaches() -> None:
-    assert sorted(runner_tensors(_runner(), lambda tensor: True)) == [
+    assert sorted(name_runner_tensors(_runner(), lambda tensor: True)) == [
         "kv:layers.0", "kv:layers.1.0", "kv:layers.1.1", "param:bias", "param:weight",
         "static:input_buffers.ids", "static:input_buffers.nested.a.0",
     ]  # fmt: skip

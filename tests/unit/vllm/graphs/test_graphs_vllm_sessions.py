@@ -15,7 +15,7 @@ from coldstart.graphs import tables as stored
 from coldstart.graphs.errors import DriverError
 from coldstart.system.devices import nvml
 from coldstart.vllm.graphs import record, restore
-from coldstart.vllm.graphs.hooks import graph_key
+from coldstart.vllm.graphs.hooks import build_graph_key
 from tests.support.graphs.model import SimModel
 
 torch = pytest.importorskip("torch")
@@ -33,7 +33,7 @@ def _captured(runner: Runner) -> set[str]:
             model.driver.launch(executable, 0)
             results.append(model.observe(key))
         assert results[0] == results[1]
-        found |= {graph_key(desc)} if isinstance(graph, Graph) else set()
+        found |= {build_graph_key(desc)} if isinstance(graph, Graph) else set()
     assert [desc.cg_mode for desc in runner.cudagraph_manager.graphs].count(Mode.FULL) == len(KEYS)
     return found
 
@@ -84,7 +84,7 @@ def test_a_bundle_of_another_engine_and_a_capture_for_profiling_restore_nothing(
     here["model"] = model = SimModel(SHAPE, 300)
     runner = Runner(model)
     runner.cudagraph_manager._max_full_descs_to_capture = 2
-    restore.Restoring(rounds_bundle).run(runner, runner.own)
+    restore.RestoringSession(rounds_bundle).run(runner, runner.own)
     assert _captured(runner) == {*KEYS, *PIECES}
 
 
@@ -107,24 +107,26 @@ def test_graphs_of_an_engine_that_is_not_supported_are_captured_and_not_recorded
     vars(runner).update(engine)
     # In its sleep mode vLLM captures into the pool that its allocator yields, and the manager's own pool remains unused.
     runner.cudagraph_manager.pool = (0, 99)
-    session = restore.Restoring(rounds_bundle)
+    session = restore.RestoringSession(rounds_bundle)
     assert session.run(runner, runner.own) == "captured" and reason in session.fallbacks["*"]
     (tmp_path / "work").mkdir()
-    record.GraphRecording(tmp_path / "work").run(runner, runner.own)
+    record.RecordingSession(tmp_path / "work").run(runner, runner.own)
     assert reason in (tmp_path / "work" / offline.REASON).read_text()
 
 
 def test_the_output_buffer_is_created_before_a_restore(monkeypatch: pytest.MonkeyPatch) -> None:
     empty, manager = torch.empty, SimpleNamespace(hidden_states=None)
     monkeypatch.setattr(torch, "empty", lambda shape, dtype, device: empty(shape, dtype=dtype))
-    restore.create_output(SimpleNamespace(cudagraph_manager=manager), {"shape": [4, 8], "dtype": "bfloat16"})
+    restore.allocate_output(
+        SimpleNamespace(cudagraph_manager=manager), {"shape": [4, 8], "dtype": "bfloat16"}
+    )
     assert manager.hidden_states.shape == (4, 8) and manager.hidden_states.dtype is torch.bfloat16
 
 
 def test_tokens_and_kv_are_whole_storages_and_outputs_are_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     ids, kv, output = torch.zeros(4, dtype=torch.int32), torch.zeros(2, 3), torch.zeros(4, 8)
     tensors = {"kv:0": kv[1:], "static:input_buffers.input_ids": ids[:2], "static:view.input_ids": ids}
-    monkeypatch.setattr(restore, "runner_tensors", lambda runner: tensors)
+    monkeypatch.setattr(restore, "name_runner_tensors", lambda runner: tensors)
     model, manager = SimpleNamespace(get_vocab_size=lambda: 64), SimpleNamespace(hidden_states=output)
     full, written = {str(n): SimpleNamespace(num_tokens=n) for n in (2, 9)}, list[Any]()
     found = restore.create_workload(

@@ -14,7 +14,7 @@ import pytest
 from test_sleep_device import SIZE, Driver
 
 from coldstart.graphs.errors import DriverError
-from coldstart.vllm.sleep.memory import Arenas
+from coldstart.vllm.sleep.memory import ArenaPool
 
 torch = pytest.importorskip("torch")
 backend = pytest.importorskip("coldstart.vllm.sleep.backend")
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 class Engine:
     """A model of two layers and a buffer on a CPU device, and its backend. `seed` stands for a checkpoint."""
 
-    def __init__(self, arenas: Arenas, seed: int, memory: Any = None) -> None:
+    def __init__(self, arenas: ArenaPool, seed: int, memory: Any = None) -> None:
         self.seed, self.loads, self.reads = seed, 0, 0
         self.model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)).requires_grad_(False)
         self.model.register_buffer("scale", torch.full((4,), 0.5))
@@ -57,11 +57,11 @@ class Engine:
 
 
 @pytest.fixture
-def arenas(tmp_path: Path) -> Arenas:
-    return Arenas(tmp_path, 1 << 20)
+def arenas(tmp_path: Path) -> ArenaPool:
+    return ArenaPool(tmp_path, 1 << 20)
 
 
-def test_level_1_copies_the_weights_once(arenas: Arenas) -> None:
+def test_level_1_copies_the_weights_once(arenas: ArenaPool) -> None:
     engine = Engine(arenas, 1)
     before = engine.answer()
     for _ in range(5):
@@ -75,7 +75,7 @@ def test_level_1_copies_the_weights_once(arenas: Arenas) -> None:
     assert (engine.reads, engine.loads, engine.reasons()) == (len(engine.device.regions()), 1, [])
 
 
-def test_waking_the_kv_cache_leaves_weights_asleep(arenas: Arenas) -> None:
+def test_waking_the_kv_cache_leaves_weights_asleep(arenas: ArenaPool) -> None:
     engine = Engine(arenas, 1)
     before = engine.answer()
     engine.backend.suspend(1)
@@ -85,7 +85,7 @@ def test_waking_the_kv_cache_leaves_weights_asleep(arenas: Arenas) -> None:
     assert engine.answer() == before
 
 
-def test_changed_weights_are_copied_again_with_a_reason(arenas: Arenas) -> None:
+def test_changed_weights_are_copied_again_with_a_reason(arenas: ArenaPool) -> None:
     engine = Engine(arenas, 1)
     for _ in range(2):
         engine.backend.suspend(1)
@@ -95,11 +95,11 @@ def test_changed_weights_are_copied_again_with_a_reason(arenas: Arenas) -> None:
     engine.backend.suspend(1)
     engine.backend.resume()
     assert engine.answer() == changed and len(list(arenas.directory.glob("*.json"))) == 1
-    assert engine.reasons() == ["1.bias was changed since the last sleep; the weights were copied again"]
+    assert engine.reasons() == ["1.bias has changed since the last sleep; the weights were copied again"]
 
 
 def test_evicted_weights_are_loaded_again_with_a_reason(tmp_path: Path) -> None:
-    arenas = Arenas(tmp_path, 5 * device.PAGE)
+    arenas = ArenaPool(tmp_path, 5 * device.PAGE)
     first, second = Engine(arenas, 1), Engine(arenas, 2)
     before = first.answer()
     first.backend.suspend(1)
@@ -113,7 +113,7 @@ def test_evicted_weights_are_loaded_again_with_a_reason(tmp_path: Path) -> None:
 
 
 def test_weights_without_room_are_loaded_again_with_a_reason(tmp_path: Path) -> None:
-    engine = Engine(Arenas(tmp_path, 100), 1)
+    engine = Engine(ArenaPool(tmp_path, 100), 1)
     before = engine.answer()
     engine.backend.suspend(1)
     engine.backend.resume()
@@ -121,7 +121,7 @@ def test_weights_without_room_are_loaded_again_with_a_reason(tmp_path: Path) -> 
     assert "no host memory" in engine.reasons()[0]
 
 
-def test_fine_tune_with_the_shapes_of_its_base_never_gets_its_weights(arenas: Arenas) -> None:
+def test_fine_tune_with_the_shapes_of_its_base_never_gets_its_weights(arenas: ArenaPool) -> None:
     base, tuned = Engine(arenas, 1), Engine(arenas, 2)
     before = tuned.answer()
     for engine in (base, tuned):
@@ -129,10 +129,12 @@ def test_fine_tune_with_the_shapes_of_its_base_never_gets_its_weights(arenas: Ar
     tuned.backend._arena, base.backend._arena = base.backend._arena, tuned.backend._arena
     tuned.backend.resume()
     assert tuned.answer() == before != base.seed and tuned.loads == 2
-    assert tuned.reasons() == ["the copy of 0.weight is not this model's; the weights were loaded again"]
+    assert tuned.reasons() == [
+        "the copy of 0.weight does not match its digest; the weights were loaded again"
+    ]
 
 
-def test_level_2_drops_the_copy_and_keeps_buffers(arenas: Arenas) -> None:
+def test_level_2_drops_the_copy_and_keeps_buffers(arenas: ArenaPool) -> None:
     engine = Engine(arenas, 1)
     before = engine.answer()
     engine.backend.suspend(1)
@@ -147,7 +149,7 @@ def test_level_2_drops_the_copy_and_keeps_buffers(arenas: Arenas) -> None:
 
 
 def test_failed_load_is_repeated_at_the_next_wake(tmp_path: Path) -> None:
-    engine = Engine(Arenas(tmp_path, 100), 1)
+    engine = Engine(ArenaPool(tmp_path, 100), 1)
     before = engine.answer()
     engine.backend.suspend(1)
     load, engine.backend._reload = engine.backend._reload, lambda: 1 / 0
@@ -161,7 +163,7 @@ def test_failed_load_is_repeated_at_the_next_wake(tmp_path: Path) -> None:
 class Device:
     """A model of two tensors in the double of the driver, and its backend."""
 
-    def __init__(self, arenas: Arenas) -> None:
+    def __init__(self, arenas: ArenaPool) -> None:
         self.driver = Driver(2)
         self.pinned = self.driver.fake.fake_registered()
         self.tensors = [self._view(region.address) for region in self.driver.weights.regions()]
@@ -197,7 +199,7 @@ class Device:
 
 
 def test_driver_calls_of_two_cycles_are_in_order(tmp_path: Path) -> None:
-    found = Device(Arenas(tmp_path, 4 * SIZE))
+    found = Device(ArenaPool(tmp_path, 4 * SIZE))
     expected = {
         # The copy is complete before memory is unmapped, and the arena is filled once.
         ("suspend", 1): ["pin", "read", "read", "wait", *["unmap", "release"] * 2],
@@ -224,7 +226,7 @@ OPERATIONS: dict[str, Callable[[Any], None]] = {
 
 @pytest.mark.parametrize("first", OPERATIONS)
 def test_weights_are_the_same_after_any_order_of_calls(tmp_path: Path, first: str) -> None:
-    arenas = Arenas(tmp_path, 4 * SIZE)
+    arenas = ArenaPool(tmp_path, 4 * SIZE)
     for rest in itertools.product(OPERATIONS, repeat=3):
         found, level = Device(arenas), 0
         for name in (first, *rest):
@@ -244,7 +246,7 @@ def test_weights_are_the_same_after_any_order_of_calls(tmp_path: Path, first: st
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_weights_are_the_same_after_a_failure_of_any_call(tmp_path: Path, more: int) -> None:
-    arenas, failures = Arenas(tmp_path, 4 * SIZE), 0
+    arenas, failures = ArenaPool(tmp_path, 4 * SIZE), 0
     for at in range(1, 30):
         found = Device(arenas)
         found.driver.fake.fake_fail_at(at, more)
@@ -269,7 +271,7 @@ def test_weights_are_the_same_after_a_failure_of_any_call(tmp_path: Path, more: 
 def test_process_killed_at_any_call_leaves_room_for_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
-    arenas = Arenas(tmp_path, 2 * SIZE)
+    arenas = ArenaPool(tmp_path, 2 * SIZE)
     if (pid := os.fork()) == 0:
         torch.set_num_threads(1)  # the threads of this process are not in its child
         found, calls = Device(arenas), itertools.count(1)
@@ -285,5 +287,5 @@ def test_process_killed_at_any_call_leaves_room_for_others(
         found.backend.resume()
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == signal.SIGKILL
-    arenas.create("other", 2 * SIZE).close()
+    arenas.create_arena("other", 2 * SIZE).close()
     assert [one.name for one in tmp_path.iterdir()] == ["lock"]

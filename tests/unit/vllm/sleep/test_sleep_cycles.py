@@ -43,7 +43,7 @@ def test_models_in_the_memory_of_one_answer_the_same_after_each_wake(tmp_path: P
     # A fine-tune that is given its base's copy refuses it and loads its own weights.
     assert found["refused"]["tokens_are_its_own"]
     (reason,) = found["refused"]["reasons"]
-    assert reason.endswith("is not this model's; the weights were loaded again")
+    assert reason.endswith("does not match its digest; the weights were loaded again")
 
 
 @pytest.mark.vllm

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from coldstart.vllm.sleep import memory
-from coldstart.vllm.sleep.memory import Arena, Arenas, NoRoomError
+from coldstart.vllm.sleep.memory import Arena, ArenaPool, ArenaSpaceError
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
@@ -19,13 +19,13 @@ SIZE = 1 << 20
 OWNER = """
 import ctypes, sys
 from pathlib import Path
-from coldstart.vllm.sleep.memory import Arenas
-arena = Arenas(Path(sys.argv[1]), 1 << 21).create("other", 1 << 20)
+from coldstart.vllm.sleep.memory import ArenaPool
+arena = ArenaPool(Path(sys.argv[1]), 1 << 21).create_arena("other", 1 << 20)
 ctypes.memset(arena.address, 7, arena.size)
-arena.watch(lambda: print("released", flush=True))
+arena.call_on_eviction(lambda: print("released", flush=True))
 print("filled", flush=True)
 sys.stdin.readline()
-print(arena.find_eviction(), flush=True)
+print(arena.get_eviction_reason(), flush=True)
 sys.stdin.readline()
 """
 
@@ -35,37 +35,40 @@ def _descriptors() -> int:
 
 
 def _fill(arena: Arena, value: int) -> None:
-    with arena.used() as reason:
+    with arena.protect() as reason:
         assert reason is None
         ctypes.memset(arena.address, value, arena.size)
 
 
 def test_arena_evicts_the_least_recently_used_with_a_reason(tmp_path: Path) -> None:
-    arenas = Arenas(tmp_path, 2 * SIZE)
-    first, second = arenas.create("first", SIZE), arenas.create("second", SIZE)
+    arenas = ArenaPool(tmp_path, 2 * SIZE)
+    first, second = arenas.create_arena("first", SIZE), arenas.create_arena("second", SIZE)
     _fill(second, 2)
     _fill(first, 1)
-    third = arenas.create("third", SIZE)
-    with second.used() as reason:
+    third = arenas.create_arena("third", SIZE)
+    with second.protect() as reason:
         assert reason == "another model needed the memory: 1.0 MiB for third"
-    assert first.find_eviction() is None and ctypes.string_at(first.address, 2) == b"\1\1"
+    assert first.get_eviction_reason() is None and ctypes.string_at(first.address, 2) == b"\1\1"
     for arena in (first, second, third):
         arena.close()
     assert [one.name for one in tmp_path.iterdir()] == ["lock"]
 
 
 def test_arena_in_use_is_not_evicted(tmp_path: Path) -> None:
-    arenas = Arenas(tmp_path, SIZE)
-    with arenas.create("first", SIZE).used(), pytest.raises(NoRoomError, match=r"1\.0 MiB of 1\.0 MiB"):
-        arenas.create("second", SIZE)
+    arenas = ArenaPool(tmp_path, SIZE)
+    with (
+        arenas.create_arena("first", SIZE).protect(),
+        pytest.raises(ArenaSpaceError, match=r"1\.0 MiB of 1\.0 MiB"),
+    ):
+        arenas.create_arena("second", SIZE)
 
 
 def test_arena_above_the_limit_evicts_nothing(tmp_path: Path) -> None:
-    arenas = Arenas(tmp_path, SIZE)
-    first = arenas.create("first", SIZE)
-    with pytest.raises(NoRoomError, match="COLDSTART_SLEEP_MEMORY_BYTES"):
-        arenas.create("large", 2 * SIZE)
-    assert first.find_eviction() is None
+    arenas = ArenaPool(tmp_path, SIZE)
+    first = arenas.create_arena("first", SIZE)
+    with pytest.raises(ArenaSpaceError, match="COLDSTART_SLEEP_MEMORY_BYTES"):
+        arenas.create_arena("large", 2 * SIZE)
+    assert first.get_eviction_reason() is None
 
 
 def _start(directory: Path) -> subprocess.Popen[str]:
@@ -78,7 +81,7 @@ def _start(directory: Path) -> subprocess.Popen[str]:
 def test_arena_of_another_process_is_evicted_and_its_owner_notified(tmp_path: Path) -> None:
     owner = _start(tmp_path)
     assert owner.stdout is not None and owner.stdin is not None
-    own = Arenas(tmp_path, SIZE).create("own", SIZE)
+    own = ArenaPool(tmp_path, SIZE).create_arena("own", SIZE)
     assert owner.stdout.readline() == "released\n"
     owner.stdin.write("\n")
     owner.stdin.flush()
@@ -92,19 +95,19 @@ def test_killed_process_leaves_no_memory_and_no_record(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*.json"))) == 1
     owner.kill()
     owner.communicate()
-    Arenas(tmp_path, SIZE).create("own", SIZE).close()
+    ArenaPool(tmp_path, SIZE).create_arena("own", SIZE).close()
     assert not list(tmp_path.glob("*.json"))
 
 
 def test_descriptor_that_was_reused_is_not_emptied(tmp_path: Path) -> None:
-    arenas = Arenas(tmp_path / "arenas", SIZE)
-    arena = arenas.create("first", SIZE)
+    arenas = ArenaPool(tmp_path / "arenas", SIZE)
+    arena = arenas.create_arena("first", SIZE)
     innocent = tmp_path / "innocent"
     innocent.write_bytes(b"data")
     with innocent.open("r+b") as file:
         os.dup2(file.fileno(), arena._descriptor)
-        with pytest.raises(NoRoomError):
-            arenas.create("second", SIZE)
+        with pytest.raises(ArenaSpaceError):
+            arenas.create_arena("second", SIZE)
     assert innocent.read_bytes() == b"data"
 
 
@@ -115,19 +118,19 @@ def test_arena_closes_its_descriptors_when_it_cannot_be_created(
     def fail(*_: object, **__: object) -> None:
         raise OSError(12, "Cannot allocate memory")
 
-    arenas, before = Arenas(tmp_path, SIZE), _descriptors()
+    arenas, before = ArenaPool(tmp_path, SIZE), _descriptors()
     owner = {"map_memory": memory, "posix_fallocate": os, "write_text": Path}[failing]
     monkeypatch.setattr(owner, failing, fail)
-    with pytest.raises(NoRoomError, match="Cannot allocate memory"):
-        arenas.create("model", SIZE)
+    with pytest.raises(ArenaSpaceError, match="Cannot allocate memory"):
+        arenas.create_arena("model", SIZE)
     assert _descriptors() == before and not list(tmp_path.glob("*.json"))
 
 
 def test_closed_arenas_leave_no_descriptor_and_no_mapping(tmp_path: Path) -> None:
-    arenas = Arenas(tmp_path, SIZE)
+    arenas = ArenaPool(tmp_path, SIZE)
     before, mapped = _descriptors(), Path("/proc/self/maps").read_text().count("coldstart-sleep")
     for _ in range(20):
-        arena = arenas.create("model", SIZE)
+        arena = arenas.create_arena("model", SIZE)
         _fill(arena, 1)
         arena.close()
     assert _descriptors() == before

@@ -59,7 +59,7 @@ def serve_rank(*seeds: int) -> Any:
     from coldstart.vllm.weights import sharing
 
     runner = SimpleNamespace()
-    with sharing.share(runner, is_rank=True):
+    with sharing.share_weights(runner, is_rank=True):
         runner.model = build(*seeds)
         pack(runner.model)
     return runner.model
@@ -69,13 +69,13 @@ def load_full(*seeds: int, early: bool = False) -> tuple[Any, Any]:
     from coldstart.vllm.weights import sharing
 
     runner = SimpleNamespace()
-    with sharing.share(runner, is_rank=False):
-        sharer = sharing.loading_full_worker()
+    with sharing.share_weights(runner, is_rank=False):
+        sharer = sharing.get_loading_worker()
         runner.model = build(*seeds)
         names = [f"layers.{number}.{part}" for number in range(len(seeds)) for part in "ab"]
         for name in names if early else ():
             assert sharer is not None
-            sharer.has_loaded(runner.model, name, names)
+            sharer.record_loaded(runner.model, name, names)
         pack(runner.model)
     return runner.model, sharer
 
@@ -97,14 +97,14 @@ def test_layers_are_packed_when_their_last_tensor_is_loaded(socket: Path) -> Non
 
     rank = serve_rank(1)
     runner = SimpleNamespace()
-    with sharing.share(runner, is_rank=False):
-        sharer = sharing.loading_full_worker()
+    with sharing.share_weights(runner, is_rank=False):
+        sharer = sharing.get_loading_worker()
         assert sharer is not None
         runner.model = model = build(1, 2)
         names = ["layers.0.a", "layers.0.b", "layers.1.a", "norm"]
         packed = []
         for name in names:
-            sharer.has_loaded(model, name, names)
+            sharer.record_loaded(model, name, names)
             packed.append([layer.weight.numel() == 0 for layer in model.layers])
     assert rank and packed == [[False, False], [True, False], [True, True], [True, True]]
 
@@ -120,7 +120,7 @@ def test_a_worker_loads_its_own_weights_when_no_rank_shares_them(
     from coldstart.vllm.engine import worker
     from coldstart.vllm.weights import sharing
 
-    with pytest.raises(PeerError), sharing.share(SimpleNamespace(), is_rank=False):
+    with pytest.raises(PeerError), sharing.share_weights(SimpleNamespace(), is_rank=False):
         pytest.fail("entered")
     loads = list[str]()
     monkeypatch.setattr(worker.CPUWorker, "load_model", lambda self, **_: loads.append("loaded"))

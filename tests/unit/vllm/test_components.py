@@ -21,7 +21,7 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.vllm import compat, stock
-from coldstart.vllm.engine import offline, server, stepdowns
+from coldstart.vllm.engine import components, offline, server
 from coldstart.vllm.handover import CONNECTOR, handover_arguments
 
 REASON = "It lacks an integration point."
@@ -40,13 +40,13 @@ def test_vllms_worker_runs_when_ours_cannot_be_imported(monkeypatch: pytest.Monk
     from coldstart.vllm.engine import executor
 
     monkeypatch.setattr(compat, "fallbacks", found := [])
-    chosen = SimpleNamespace(worker_cls=stepdowns.WORKER)
+    chosen = SimpleNamespace(worker_cls=components.WORKER)
     config = SimpleNamespace(parallel_config=chosen)
     monkeypatch.setattr(executor, "_import_worker", lambda: None)
-    executor.require_worker(config)  # type: ignore[arg-type]
-    assert (chosen.worker_cls, found) == (stepdowns.WORKER, [])
+    executor.use_vllm_worker_if_needed(config)  # type: ignore[arg-type]
+    assert (chosen.worker_cls, found) == (components.WORKER, [])
     monkeypatch.setattr(executor, "_import_worker", lambda: import_module("vllm.gone"))
-    executor.require_worker(config)  # type: ignore[arg-type]
+    executor.use_vllm_worker_if_needed(config)  # type: ignore[arg-type]
     assert chosen.worker_cls == "vllm.v1.worker.cpu_worker.CPUWorker"
     assert found[0].stage == "worker" and "vllm.gone" in found[0].reason
 
@@ -100,35 +100,37 @@ def test_stock_server_is_reported_ready_when_it_answers(monkeypatch: pytest.Monk
     report = json.loads(line[0])
     assert report["fallbacks"] == [
         {"section": "a", "reason": "b"}, {"section": "start", "reason": f"{REASON} vLLM's own server runs."},
-        {"section": "handover", "reason": "vLLM's own server moves no requests with their KV."},
+        {"section": "handover", "reason": "vLLM's own server does not move requests with their KV."},
     ]  # fmt: skip
     assert report["fast_path"] == {"start": False} and report["tokens"] == [] and Health.asked > 2
     assert os.read(reader, 1) == b""  # one line only
     os.close(reader)
 
 
-def _engine(worker: str = stepdowns.WORKER) -> Any:
+def _engine(worker: str = components.WORKER) -> Any:
     return SimpleNamespace(config=SimpleNamespace(parallel_config=SimpleNamespace(worker_cls=worker)))
 
 
 def test_bundle_without_compiled_code_has_the_reason(lacking: set[str]) -> None:
-    assert offline.not_compiled(_engine()) is None
-    assert "uses another" in str(offline.not_compiled(_engine("vllm.v1.worker.cpu_worker.CPUWorker")))
+    assert offline.explain_missing_forward(_engine()) is None
+    assert "uses another" in str(
+        offline.explain_missing_forward(_engine("vllm.v1.worker.cpu_worker.CPUWorker"))
+    )
     lacking.add("compile")
-    assert offline.not_compiled(_engine()) == REASON
+    assert offline.explain_missing_forward(_engine()) == REASON
 
 
 @pytest.mark.vllm
 @pytest.mark.parametrize(
     ("words", "chosen"),
     [
-        ("--pipeline-parallel-size 2", ("mp", stepdowns.WORKER)),
-        ("--pipeline-parallel-size 2 --distributed-executor-backend mp", ("mp", stepdowns.WORKER)),
-        ("--pipeline-parallel-size 2 --nnodes 2 --node-rank 1 --headless", ("mp", stepdowns.WORKER)),
+        ("--pipeline-parallel-size 2", ("mp", components.WORKER)),
+        ("--pipeline-parallel-size 2 --distributed-executor-backend mp", ("mp", components.WORKER)),
+        ("--pipeline-parallel-size 2 --nnodes 2 --node-rank 1 --headless", ("mp", components.WORKER)),
         ("--pipeline-parallel-size 2 --worker-cls mine.Worker", (None, "mine.Worker")),
         ("--pipeline-parallel-size 2 --tensor-parallel-size 2", (None, "auto")),
         ("--distributed-executor-backend mp", ("mp", "auto")),
-        ("", (stepdowns.EXECUTOR, stepdowns.WORKER)),
+        ("", (components.EXECUTOR, components.WORKER)),
     ],
 )
 def test_each_rank_of_a_pipeline_runs_our_worker(words: str, chosen: tuple[str | None, str]) -> None:
@@ -195,8 +197,8 @@ def test_each_rank_saves_and_restores_its_own_code(
     from coldstart.vllm.engine.worker import compiled
 
     places = list[tuple[object, Path]]()
-    monkeypatch.setattr(compiled, "save", lambda model, place: places.append((model, place)))
-    monkeypatch.setattr(compiled, "restore", lambda model, place: places.append((model, place)))
+    monkeypatch.setattr(compiled, "save_forwards", lambda model, place: places.append((model, place)))
+    monkeypatch.setattr(compiled, "restore_forwards", lambda model, place: places.append((model, place)))
     for rank in range(2):
         kernel = tmp_path / f"cache-{rank}" / "ab" / f"kernel{rank}.so"
         kernel.parent.mkdir(parents=True)
@@ -243,14 +245,14 @@ def test_a_template_without_our_worker_still_serves(
     for name in ("import_runtime", "import_engine", "import_gpu_engine"):
         monkeypatch.setattr(template.server, name, lambda *_: None)
     monkeypatch.setattr(template.server, "parse_args", lambda _: (Namespace(), []))
-    monkeypatch.setattr(template.server, "configure", lambda _: None)
-    monkeypatch.setattr(template.application, "warm", lambda *_: None)
+    monkeypatch.setattr(template.server, "create_config", lambda _: None)
+    monkeypatch.setattr(template.application, "warm_up", lambda *_: None)
     monkeypatch.setattr(template, "prebuild_worker", lambda *_: pytest.fail("built"))
     monkeypatch.setattr(template.threading, "active_count", lambda: 1)
     monkeypatch.setattr(template.gc, "freeze", lambda: None)
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    assert template.build(LaunchPlan([]), "runtime") == []
-    assert template.build(LaunchPlan([]), "engine") == [
+    assert template.build_template(LaunchPlan([]), "runtime") == []
+    assert template.build_template(LaunchPlan([]), "engine") == [
         Fallback("template", f"{REASON} Each server builds its own worker.")
     ]
 
@@ -263,4 +265,4 @@ def test_requests_move_without_their_kv_where_the_connector_cannot_be_loaded(lac
     lacking.add("handover")
     args, fallbacks = server.parse_args(words)
     assert args.kv_transfer_config is None
-    assert [str(one.reason) for one in fallbacks] == [f"{REASON} Requests move without their KV."]
+    assert [str(one.reason) for one in fallbacks] == [f"{REASON} Requests are moved without their KV."]

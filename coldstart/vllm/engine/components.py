@@ -1,4 +1,4 @@
-"""Fall back to stock vLLM arguments where this vLLM version lacks an integration point, and report each fallback."""
+"""Choose coldstart's executor, worker, loader and KV connector, or vLLM's own ones with a reported reason."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ VLLM_WORKER = f"{_CPU_WORKER}.CPUWorker"
 Fallbacks = list[Fallback]
 
 
-def settle(args: Namespace) -> Fallbacks:
-    """Set our executor, worker and loader in `args` unless the user chose others or vLLM lacks an integration point.
+def choose(args: Namespace) -> Fallbacks:
+    """Set our executor, worker and loader in `args` unless the user chose others; return the fallbacks to vLLM's own ones.
 
-    A KV connector of ours that this vLLM cannot load is removed.
+    If this vLLM cannot load our KV connector, the connector is removed from `args`.
     """
     fallbacks: Fallbacks = []
     if args.load_format == LOAD_FORMAT and (reason := compat.check("weights")):
         args.load_format = "auto"
-        fallbacks.append(Fallback("weights", f"{reason} vLLM's own loader reads them."))
-    given = getattr(args.kv_transfer_config, "kv_connector_module_path", None)
-    if given == CONNECTOR and (reason := compat.check("handover", partial(import_module, CONNECTOR))):
+        fallbacks.append(Fallback("weights", f"{reason} vLLM's own loader reads the weights."))
+    connector = getattr(args.kv_transfer_config, "kv_connector_module_path", None)
+    if connector == CONNECTOR and (reason := compat.check("handover", partial(import_module, CONNECTOR))):
         args.kv_transfer_config = None
-        fallbacks.append(Fallback("handover", f"{reason} Requests move without their KV."))
-    if ranks := count_own_ranks(args):
-        # vLLM imports the executor in this process; only the engine process imports our worker, which takes longer.
-        # vLLM's own executor starts the ranks of a pipeline, and could not replace a worker that it cannot import.
+        fallbacks.append(Fallback("handover", f"{reason} Requests are moved without their KV."))
+    if ranks := count_supported_ranks(args):
+        # Check only the executor here: the engine process imports our worker, which takes longer. With several ranks,
+        # vLLM's own executor starts the workers and cannot replace one that it cannot import, so check the worker.
         module = (EXECUTOR if ranks == 1 else WORKER).rpartition(".")[0]
         if (reason := compat.check("worker", partial(import_module, module))) is None:
             args.distributed_executor_backend = EXECUTOR if ranks == 1 else "mp"
             args.worker_cls = WORKER
             return fallbacks
-        reason = f"{reason} vLLM's own worker runs and compiles."
+        reason = f"{reason} vLLM's own worker runs, and compiles."
         fallbacks += [Fallback(stage, reason) for stage in ("worker", "compile")]
     return fallbacks
 
 
-def count_own_ranks(args: Namespace) -> int:
-    """Return the number of pipeline ranks that our worker can run, 0 if it cannot.
+def count_supported_ranks(args: Namespace) -> int:
+    """Return the number of pipeline ranks that our worker can run, or 0 if it cannot run this server.
 
-    It runs on the CPU, without other parallelism, unless the user chose another executor or worker.
+    Our worker supports only the CPU and pipeline parallelism, unless the user chose another executor or worker.
     """
     from vllm.platforms import current_platform
 
@@ -60,12 +60,12 @@ def count_own_ranks(args: Namespace) -> int:
     return ranks if current_platform.is_cpu() and alone and usable and args.worker_cls == "auto" else 0
 
 
-def reports(args: Namespace) -> bool:
-    """Return whether the workers of this server report something, whatever the plan requests."""
+def has_reporting_workers(args: Namespace) -> bool:
+    """Return whether the workers of this server report fallbacks even if the plan restores nothing."""
     return bool(args.worker_cls == WORKER or args.load_format == LOAD_FORMAT)
 
 
-def report(fallbacks: Fallbacks) -> None:
-    """Write fallbacks to this process's log, for processes that have no report."""
+def log_fallbacks(fallbacks: Fallbacks) -> None:
+    """Write fallbacks to stderr, for processes that send no readiness report."""
     for fallback in fallbacks:
         sys.stderr.write(f"coldstart: {fallback}\n")
