@@ -1,7 +1,6 @@
 """Plug-in that `entry.register` installs: record and verify graphs offline, restore them online, and set the KV cache size.
 
-If a step fails, vLLM's own capture runs. Offline, the reason is written for the process that started this one; online, it
-is part of the worker's report to the server.
+If a step fails, vLLM's own capture runs. The reason is written offline to the work directory, online to the report.
 """
 
 from __future__ import annotations
