@@ -186,7 +186,7 @@ def measure_import_seconds() -> float:
 
     Raises ModeUnavailableError.
     """
-    code = _IMPORT_SCRIPT.format(imports=stock.imports(cuda=False))
+    code = _IMPORT_SCRIPT.format(imports=stock.build_import_statement(cuda=False))
     launched_s = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL

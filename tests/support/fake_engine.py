@@ -22,7 +22,7 @@ def fail(error: Exception) -> None:
     readiness.report_failure(error)
 
 
-def serve(plan, imported=False):  # type: ignore[no-untyped-def]
+def serve(plan, is_imported=False):  # type: ignore[no-untyped-def]
     """Replace `server.run`; the first entry of the plan's `vllm_args` selects the behaviour of this server."""
     from coldstart.system.proc.lifeline import die_with_parent
 
@@ -47,7 +47,7 @@ def serve(plan, imported=False):  # type: ignore[no-untyped-def]
         return 1
     if behaviour == "recovers":
         fail(ValueError("tried another way"))
-    if behaviour == "dies-forked" and imported:
+    if behaviour == "dies-forked" and is_imported:
         return 7
     if behaviour == "raises":
         raise ValueError("the engine's own error")

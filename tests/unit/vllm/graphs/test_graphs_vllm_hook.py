@@ -54,7 +54,7 @@ def test_keys_tell_descriptors_apart() -> None:
     from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 
     both = [BatchExecutionDescriptor(CUDAGraphMode.FULL, 4, requests) for requests in (None, 4)]
-    assert isinstance(VllmConfig.use_cumem_cudagraph_pool, property)  # read by `refuse_unsupported`
+    assert isinstance(VllmConfig.use_cumem_cudagraph_pool, property)  # read by `check_runner`
     assert build_graph_key(both[0]) == "FULL:num_tokens=4,num_ubatches=1" != build_graph_key(both[1])
 
 

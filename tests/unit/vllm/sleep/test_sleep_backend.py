@@ -31,9 +31,9 @@ class Engine:
         self.model.register_buffer("scale", torch.full((4,), 0.5))
         self.device = device.MemoryFileWeights(memory or device.MemoryFileDevice())
         self.load()
-        self.device.adopt([*self.model.parameters(), *self.model.buffers()])
+        self.device.move_tensors([*self.model.parameters(), *self.model.buffers()])
         self.backend, self.cache = backend.ColdstartBackend(arenas), torch.ones(1 << 16)
-        self.backend.bind(self.model, f"model-{seed}", self.device, self.load, lambda: [self.cache])
+        self.backend.bind_model(self.model, f"model-{seed}", self.device, self.load, lambda: [self.cache])
         read = self.device.read
 
         def count(*arguments: Any) -> None:
@@ -172,7 +172,7 @@ class Device:
             self.model.register_parameter(f"layer{number}", torch.nn.Parameter(tensor, requires_grad=False))
         self.load()
         self.backend = backend.ColdstartBackend(arenas)
-        self.backend.bind(self.model, "model", self.driver.weights, self.load)
+        self.backend.bind_model(self.model, "model", self.driver.weights, self.load)
         self.driver.trail()
 
     @staticmethod

@@ -23,7 +23,7 @@ def test_adopted_tensors_keep_their_values_and_share_storage() -> None:
     weights = device.MemoryFileWeights(device.MemoryFileDevice())
     base = torch.arange(24, dtype=torch.float32).reshape(4, 6)
     one, other = torch.nn.Parameter(base.t(), requires_grad=False), base[1:]
-    weights.adopt([one, other])
+    weights.move_tensors([one, other])
     assert one.shape == (6, 4) and torch.equal(one, torch.arange(24.0).reshape(4, 6).t())
     other[0, 0] = 99
     assert one[0, 1] == 99 and len(weights.regions()) == 1
@@ -39,9 +39,9 @@ def test_adopted_tensors_keep_their_values_and_share_storage() -> None:
 def test_memory_file_device_refuses_regions_above_its_capacity() -> None:
     shared = device.MemoryFileDevice(2 * device.PAGE)
     first, second = device.MemoryFileWeights(shared), device.MemoryFileWeights(shared)
-    first.adopt([torch.ones(2 * device.PAGE, dtype=torch.uint8)])
+    first.move_tensors([torch.ones(2 * device.PAGE, dtype=torch.uint8)])
     with pytest.raises(MemoryError, match="8192 of 8192 bytes are in use"):
-        second.adopt([torch.ones(1)])
+        second.move_tensors([torch.ones(1)])
     for region in first.regions():
         first.unmap(region)
     assert shared.used == 0
@@ -50,7 +50,7 @@ def test_memory_file_device_refuses_regions_above_its_capacity() -> None:
 def test_memory_file_device_frees_what_a_failed_map_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = device.MemoryFileDevice()
     weights = device.MemoryFileWeights(shared)
-    weights.adopt([torch.ones(1)])
+    weights.move_tensors([torch.ones(1)])
     (region,) = weights.regions()
     weights.unmap(region)
     opened = len(list(Path("/proc/self/fd").iterdir()))
@@ -69,24 +69,24 @@ def test_memory_file_device_frees_what_a_failed_map_reserved(monkeypatch: pytest
 
 def test_dropped_pages_are_zero() -> None:
     cache = torch.ones(1 << 20, dtype=torch.int8)
-    device.drop_pages([cache[:10], cache])
+    device.free_tensor_pages([cache[:10], cache])
     assert not cache[device.PAGE : -device.PAGE].any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.uint8])
 def test_checksum_depends_on_each_bit_and_on_the_key(dtype: torch.dtype) -> None:
     one = torch.zeros(3, 7, dtype=dtype)
-    found = {device.checksum(one, 1)}
+    found = {device.compute_checksum(one, 1)}
     for index in range(one.numel() * one.element_size()):
         for bit in (0, 7):
             other = one.clone()
             other.reshape(-1).view(torch.uint8)[index] = 1 << bit
-            found.add(device.checksum(other, 1))
+            found.add(device.compute_checksum(other, 1))
     assert len(found) == 1 + 2 * one.numel() * one.element_size()
-    assert device.checksum(one, 1) == device.checksum(one.clone(), 1)
+    assert device.compute_checksum(one, 1) == device.checksum(one.clone(), 1)
     other = torch.ones(3, 7, dtype=dtype)
-    assert device.checksum(other, 1) != device.checksum(other, 2)
-    assert device.checksum(other, 1) != device.checksum(other.reshape(7, 3), 1)
+    assert device.compute_checksum(other, 1) != device.checksum(other, 2)
+    assert device.compute_checksum(other, 1) != device.checksum(other.reshape(7, 3), 1)
 
 
 class Driver:
