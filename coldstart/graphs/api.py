@@ -1,4 +1,4 @@
-"""Interfaces and values exchanged with the CUDA driver and the framework; handles and addresses are integers."""
+"""Values exchanged with the CUDA driver and the framework; handles and addresses are integers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from coldstart.graphs.tables import Attributes
 
 
 class NodeKind(IntEnum):
-    """Values of CUgraphNodeType for the nodes that can be restored."""
+    """Values of CUgraphNodeType for the node types that can be restored."""
 
     KERNEL = 0
     MEMCPY = 1
@@ -33,7 +33,7 @@ LAUNCH = np.dtype(
 
 @dataclass(frozen=True)
 class KernelNode:
-    """Kernel launch; `payload` is the packed parameter buffer."""
+    """Kernel launch node; `payload` is the packed parameter buffer and `shared` the dynamic shared memory in bytes."""
 
     function: int
     grid: tuple[int, int, int]
@@ -44,12 +44,12 @@ class KernelNode:
 
 
 Edge = tuple[int, int, int, int, int]
-"""The handles of two nodes, and from_port, to_port and type of CUgraphEdgeData."""
+"""Handles of the source and target nodes, then from_port, to_port and type of CUgraphEdgeData."""
 
 
 @dataclass(frozen=True)
 class AllocationEvent:
-    """Event of the allocation trace: `kind` is alloc or free; `pool` is True if the memory is in the graphs' pool."""
+    """Event of the allocation trace: `kind` is "alloc" or "free"; `pool` tells whether the memory is in the graphs' pool."""
 
     kind: str
     address: int
@@ -59,7 +59,7 @@ class AllocationEvent:
 
 @dataclass
 class Captured:
-    """Captured graph and its executable; `keep` holds the objects that own them."""
+    """Captured graph and its executable, with the objects that own them."""
 
     graph: int
     executable: int

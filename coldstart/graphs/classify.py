@@ -1,14 +1,15 @@
-"""Distinguish pointers from constants by captures of two processes with different memory layouts (MEDUSA, section 4.1).
+"""Distinguish pointers from constants by two captures with different memory layouts (MEDUSA, section 4.1).
 
-Memory common to both processes (same name, or same size and number of the allocation) is displaced by some distance in the
-second process. Let a, b be the same parameter word in both:
-  a == b                                          -> constant: a pointer would have moved with its memory;
-  common memory at a was moved by exactly b - a   -> pointer, also through the address in a tensor map;
-  otherwise, no live memory at either             -> noise: padding that the kernel never reads; the proof decides;
-  otherwise                                       -> conflict: the graph is refused.
-An address of the pool can have had several allocations. Any of them proves the pointer: it is stored by its place in the second
-process, where the graph was captured as it is. As in the paper, a word belongs to the memory that contains it. Only a word in
-no memory can be the end of memory before it. The proof finds an end that was read as the start of the memory after it.
+Common memory exists in both processes: it has the same name, or the same allocation size and number. Its address in the
+second process differs by some distance. Let a and b be the same parameter word in both processes:
+  a == b                                         -> constant, because a pointer would have moved with its memory
+  common memory at a has moved by exactly b - a  -> pointer; this includes the address in a tensor map
+  neither a nor b is in live memory              -> noise: padding that no kernel reads, which verification confirms
+  otherwise                                      -> conflict, and the graph is refused
+Several allocations can have had the same address in the graphs' pool, and any of them identifies a pointer. A pointer is
+stored by its location in the second process, which captured the graph. As in the paper, a word belongs to the memory that
+contains it. A word that is in no memory can be the end of the memory before it. Verification detects an end address that
+was classified as the start of the next memory.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from coldstart.graphs.tables import (
     values,
 )
 
-# Memory that both processes have: its addresses and its size.
+# Memory common to both processes: both addresses and the size.
 COMMON = np.dtype([("a", "<u8"), ("b", "<u8"), ("size", "<u8")])
 
 
 class Memory:
-    """Memory of two processes; `regions` are those of the second process, to which relocations refer."""
+    """Memory of both processes; `regions` belong to the second process, and relocations refer to them."""
 
     def __init__(self, a: Snapshot, b: Snapshot) -> None:
         self._a, self._b = a, b
@@ -55,7 +56,7 @@ class Memory:
         self._refresh()
 
     def _refresh(self) -> None:
-        """Index regions by address, and common memory by displacement as disjoint intervals [start, end) in process `a`."""
+        """Index the regions by address, and common memory by distance as disjoint intervals [start, end) in process `a`."""
         self._where = Intervals(self.regions)
         self._moved: dict[int, tuple[Array, Array, Array]] = {}
         distance = self._common["b"] - self._common["a"]
@@ -69,7 +70,7 @@ class Memory:
             self._moved[moved] = (rows["a"][first], reach[last], np.unique(ends))
 
     def explain(self, a: Array, b: Array) -> tuple[Array, Array]:
-        """Return, for each pair of words, whether it is an address in common memory, and whether it is one past its end."""
+        """Return, for each pair of words, whether it points into common memory, and whether it points one past its end."""
         inside, past = self._find_relocated(a, b)
         if self._pair_libraries(a[~inside], b[~inside]):
             inside, past = self._find_relocated(a, b)
@@ -89,7 +90,7 @@ class Memory:
         return inside, past
 
     def _pair_libraries(self, a: Array, b: Array) -> bool:
-        """Pair unordered library allocations one to one by words at equal offsets; return whether any pair is new."""
+        """Pair library allocations by words at equal offsets, because they have no order; return whether a pair is new."""
         (mine, one), (theirs, other) = self._libraries
         left, right = one.find(a), other.find(b)
         before = len(self.pairs)
@@ -107,29 +108,29 @@ class Memory:
         return found
 
     def locate(self, addresses: Array) -> tuple[Array, Array]:
-        """Return the region (or NONE) and the offset within it of each address of the second process."""
+        """Return the region (or NONE) and the offset in it for each address of the second process."""
         region = self._where.find(addresses)
         base = np.array([r.base for r in self.regions] + [0], np.uint64)[region]
         return region, np.where(region != NONE, addresses - base, 0).astype(np.int64)
 
     def pair_contents(self) -> dict[int, int]:
-        """Map the address in the second process of memory that outlives the capture to its address in the first."""
+        """Return a map from address in the second process to address in the first, for memory that outlives the capture."""
         (mine, _), (theirs, _) = self._libraries
         libraries = {theirs[y].base: mine[x].base for x, y in self.pairs.items()}
         return {b: a for a, b, _ in find_common(self._a, self._b, "live").tolist()} | libraries
 
     def are_live(self, a: Array, b: Array) -> Array:
-        """Return, for each pair, whether either word is an address in live memory."""
+        """Return, for each pair of words, whether either word points into live memory."""
         hits = [where.find(word) != NONE for word, where in zip((a, a, b, b), self._live, strict=True)]
         live: Array = np.logical_or.reduce(hits)
         return live
 
     def describe(self, a: int, b: int) -> str:
-        """Describe both addresses, each by the region that contains it, or else the nearest region below."""
+        """Describe both addresses by the region that contains them, or by the nearest region below."""
         return f"{_describe(a, self._first)} and {_describe(b, self.regions)}"
 
     def check_moved(self, graphs: Iterable[tuple[Array, Array]]) -> None:
-        """Raise GraphRefusedError if a word points to memory that did not move: it looks like a constant."""
+        """Raise GraphRefusedError if a word points to memory that did not move, as such a pointer looks like a constant."""
         stuck = self._common[self._common["a"] == self._common["b"]]
         bases = {r.base for r in self._a.ranges}
         spans = stuck[["b", "size"]].tolist() + [(r.base, r.size) for r in self._b.ranges if r.base in bases]
@@ -152,11 +153,11 @@ def _describe(address: int, regions: list[SymbolRegion]) -> str:
 
 
 def find_common(a: Snapshot, b: Snapshot, of_pool: str = "pool") -> Array:
-    """Return rows of COMMON for memory common to both processes; if `of_pool` is live, omit freed pool memory."""
+    """Return rows of COMMON; if `of_pool` is "live", omit freed memory of the pool."""
     theirs = {(r.symbol, r.size): r.base for r in [*b.regions, *b.unnamed()]}
     pairs = [(r.base, theirs.get((r.symbol, r.size)), r.size) for r in [*a.regions, *a.unnamed()]]
     one, other = (s.allocations[s.allocations["pool"] & s.allocations[of_pool]] for s in (a, b))
-    # The graphs of a process are captured one after another, so later ones reuse the pool's memory: every allocation counts.
+    # Graphs are captured one after another and reuse the pool's memory, so every allocation counts.
     same = ["size", "number"]
     _, left, right = np.intersect1d(one[same], other[same], return_indices=True)
     pool = np.zeros(len(left), COMMON)
@@ -166,9 +167,9 @@ def find_common(a: Snapshot, b: Snapshot, of_pool: str = "pool") -> Array:
 
 @dataclass
 class Classifier:
-    """Classifier of the words of one graph in two captures; `open` are the differing bytes not yet explained.
+    """Classifier of the words of one graph in two captures; `open` marks the differing bytes that remain.
 
-    `run` sets `relocations` to `Memory.regions`, and the payload bytes that are `noise` or in `conflict`.
+    `run` sets `relocations` to Memory.regions, and the payload bytes that are `noise` or in `conflict`.
     """
 
     memory: Memory
@@ -181,9 +182,9 @@ class Classifier:
         self._rows = [np.zeros(0, RELOCATION)]
 
     def run(self, aligned: Array, everywhere: Array) -> Classifier:
-        """Classify the words of the parameters.
+        """Classify the parameter words, and return this classifier.
 
-        `aligned` are windows at every fourth byte; `everywhere` are windows at every byte, for packed structs.
+        `aligned` are the offsets of words at every fourth byte; `everywhere` are those at every byte, for packed structs.
         """
         a, b = self._words(aligned)
         self._find_pointers(aligned[a != b])
@@ -216,10 +217,10 @@ class Classifier:
         self.open[(place[:, None] + np.arange(size)).ravel()] = False
 
     def _find_maps(self) -> None:
-        """Add tensor maps whose addresses moved with common memory, if all their other bytes are explained.
+        """Add tensor maps whose address moved with common memory, if this explains all their differing bytes.
 
-        Any aligned 128 bytes can be decoded. The other bytes of a map encode shape and stride, which do not
-        depend on the layout.
+        Any aligned 128 bytes can be decoded as a tensor map. The other bytes of a map encode shape and stride, which do
+        not depend on the memory layout.
         """
         one, other = self.maps
         place, first, second = np.intersect1d(one["place"], other["place"], return_indices=True)
@@ -231,7 +232,7 @@ class Classifier:
         self._add(place[good], b[good], np.zeros(len(place), bool)[good], TENSOR_MAP, TENSOR_MAP_BYTES)
 
     def _split_rest(self, place: Array) -> tuple[Array, Array]:
-        """Split the unexplained bytes into noise and conflicts."""
+        """Return the offsets of unexplained bytes that are noise, and of those in conflict."""
         live = self.memory.are_live(*self._words(place))
         suspect = np.zeros(len(self.open), bool)
         suspect[(place[live][:, None] + np.arange(8)).ravel()] = True
@@ -239,10 +240,7 @@ class Classifier:
 
 
 def choose(place: Array, proven: Array) -> Array:
-    """Select non-overlapping windows among the `proven` ones, preferring 8-byte, then 4-byte alignment.
-
-    Compilers align pointers, so an aligned window is more likely the pointer.
-    """
+    """Return the indices of non-overlapping pointer words, preferring 8-byte, then 4-byte alignment, as compilers do."""
     candidates, chosen, taken = np.flatnonzero(proven), list[int](), set[int]()
     at = place[candidates]
     for i in candidates[np.lexsort((at % 4 != 0, at % 8 != 0))].tolist():

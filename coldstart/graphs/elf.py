@@ -1,9 +1,9 @@
-"""Read a cubin without a GPU: kernel names, exact parameter layout and module globals.
+"""Read a cubin without a GPU: kernel names, exact parameter layouts and module globals.
 
-A cubin is an ELF64 file. Kernels are the .text.<name> sections. The section .nv.info.<name> is a list of
-attributes (format byte, attribute byte, 16-bit value or size, data). Attribute 0x17 (KPARAM_INFO) describes
-one parameter: u32 index, u16 ordinal, u16 offset, u32 flags whose bits 18.. are the size in bytes. A kernel
-with a parameter of 16 KiB or more has attribute 0x45 instead, whose last word is the size.
+A cubin is an ELF64 file. A section .text.<name> contains the code of a kernel. The section .nv.info.<name> is a list of
+attributes (format byte, attribute byte, 16-bit value or size, data). Attribute 0x17 (KPARAM_INFO) describes one
+parameter: u32 index, u16 ordinal, u16 offset, u32 flags with the size in bytes from bit 18. A kernel with a parameter of
+16 KiB or more has attribute 0x45 instead, whose last word is the size.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WRITE, _SYMTAB, _NOBITS, _OBJECT = 1, 2, 8, 1
 
 @dataclass(frozen=True)
 class Section:
-    """ELF section, its bytes (empty for sections such as .bss) and their offset in the file."""
+    """ELF section with its data (empty for sections such as .bss) and the offset of the data in the file."""
 
     name: str
     type: int
@@ -34,9 +34,9 @@ class Section:
 
 @dataclass(frozen=True)
 class Cubin:
-    """Parsed cubin: `kernels` maps the mangled name to ((offset, size), ...) of its parameters.
+    """Parsed cubin; `kernels` maps each mangled name to the (offset, size) of its parameters.
 
-    `mutable_globals` are variables that all launches share.
+    `mutable_globals` are the names of variables that all launches share.
     """
 
     kernels: dict[str, tuple[tuple[int, int], ...]]
@@ -44,7 +44,7 @@ class Cubin:
 
 
 def read_cubin(image: bytes) -> Cubin:
-    """Parse one cubin. Raises AlteredTableError if it is not a complete little-endian ELF64 file."""
+    """Parse a cubin. Raises AlteredTableError if it is not a complete little-endian ELF64 file."""
     try:
         section_list = sections(image)
         infos = {s.name[9:]: parameters(s.data) for s in section_list if s.name.startswith(".nv.info.")}
@@ -55,10 +55,10 @@ def read_cubin(image: bytes) -> Cubin:
 
 
 def sections(image: bytes) -> list[Section]:
-    """Return all sections in order. Raises ValueError or struct.error if the file is incomplete."""
+    """Return all sections of an ELF file in order. Raises ValueError or struct.error if the file is incomplete."""
     head = _HEADER.unpack_from(image)
     if head[0][:6] != b"\x7fELF\x02\x01":
-        raise ValueError("no 64-bit little-endian ELF header")
+        raise ValueError("not a 64-bit little-endian ELF file")
     start, count, names = head[6], head[12], head[13]
     rows = [_SECTION.unpack_from(image, start + i * _SECTION.size) for i in range(count)]
     strings = _body(image, rows[names])
@@ -69,7 +69,7 @@ def _body(image: bytes, row: tuple[int, ...]) -> bytes:
     if row[1] in (0, 8):
         return b""
     if row[4] + row[5] > len(image):
-        raise ValueError("a section ends outside the file")
+        raise ValueError("a section extends beyond the end of the file")
     return image[row[4] : row[4] + row[5]]
 
 
@@ -78,7 +78,7 @@ def _string(table: bytes, at: int) -> str:
 
 
 def parameters(info: bytes) -> tuple[tuple[int, int], ...]:
-    """Return ((offset, size), ...) by ordinal, from the bytes of one .nv.info.<kernel> section."""
+    """Return the (offset, size) of each kernel parameter in bytes, from the data of one .nv.info.<kernel> section."""
     by_ordinal: dict[int, tuple[int, int]] = {}
     at = 0
     while at + 4 <= len(info):
@@ -94,13 +94,13 @@ def parameters(info: bytes) -> tuple[tuple[int, int], ...]:
 
 
 def _globals(section_list: list[Section]) -> tuple[str, ...]:
-    """Return variables of more than one byte without contents in the file: state that launches share.
+    """Return the variables of more than one byte that are zero-initialized, which are state that launches share.
 
-    Writable sections also have data that no kernel writes: function objects of the C++ library with one byte
-    each, and strings and tables with contents in the file. An initialised variable cannot be told apart from
-    a table; the proof decides about it.
+    Writable sections also contain data that no kernel writes: one-byte function objects of the C++ library, and
+    initialized strings and tables. An initialized variable cannot be distinguished from a table, so verification decides
+    about it.
     """
-    # Uninitialised global memory; the shared memory of a block is not.
+    # Exclude the shared memory of blocks, which is not global state.
     state = {
         index
         for index, s in enumerate(section_list)

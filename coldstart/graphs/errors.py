@@ -1,4 +1,4 @@
-"""Errors that prevent the restore of a graph; the caller then captures the graph."""
+"""Errors that prevent the restore of a graph, so that the caller captures it."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Mapping
 
 
 class GraphError(Exception):
-    """Base of all errors of this package."""
+    """Base class of all errors of coldstart.graphs."""
 
     code = "CS-GRAPH"
 
 
 class GraphRefusedError(GraphError):
-    """A graph cannot be recorded or restored: kernels or memory are missing, or relocation would be unsafe."""
+    """A graph cannot be recorded or restored, because kernels or memory are missing or relocation would be unsafe."""
 
 
 class AlteredTableError(GraphError):
-    """The files of the graphs are corrupt: bytes or types differ from the sealed ones."""
+    """The stored graph files are corrupt: bytes or types differ from the sealed ones."""
 
     code = "CS-GRAPH-ALTERED"
 
 
 class NotProvenError(GraphError):
-    """The graphs of the bundle have not been verified."""
+    """The graphs of the bundle are not verified, or their verification failed."""
 
     code = "CS-GRAPH-UNPROVEN"
 
@@ -36,7 +36,7 @@ class DriverError(GraphError):
 
 
 def format_reasons(failed: Mapping[str, str]) -> str:
-    """Format the reasons in one line, each with its first graph and the number of other graphs."""
+    """Format the reasons in one line, grouped by reason, each with its first graph and the number of other graphs."""
     groups: dict[str, list[str]] = {}
     for key, reason in failed.items():
         groups.setdefault(reason, []).append(key)

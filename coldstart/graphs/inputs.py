@@ -1,9 +1,9 @@
-"""Inputs and outputs of a graph during verification: the engine's own inputs, with seeded tokens and KV cache.
+"""Inputs and outputs of a graph during verification: the engine's own inputs, with random token ids and KV cache contents.
 
-The engine writes the inputs of a graph as before a capture, so every index in them is valid. Buffers of tokens then get seeded
-ids. Two windows of each KV region (its start and its middle: keys and values) get bytes that are finite and of moderate size in
-every float format. The outputs are overwritten, so a graph that does not write them is noticed. The outputs and the same
-windows are observed.
+The engine writes the inputs of a graph as before a capture, so all indices in them are valid. Then token buffers receive
+seeded ids. Two windows of each KV region, at its start and its middle (keys and values), receive bytes that are finite,
+moderate numbers in every float format. The outputs are overwritten before a replay, so a graph that does not write them
+is detected. The outputs and the same windows are compared afterwards.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from coldstart.graphs.cuda.driver import CudaDriver
 
 WINDOW = 1 << 20
-SHIFT = 1016  # distance between the data of two windows: the first 256 windows of a model all differ
-# Any combination of these bytes has absolute values of 1 to 2 as fp16, below 1 as bf16 and fp32, 1 to 1.9 as fp8.
+SHIFT = 1016  # offset between the data of two windows, which makes the first 256 windows of a model differ
+# All combinations of these bytes have absolute values of 1 to 2 as fp16, below 1 as bf16 and fp32, 1 to 1.9 as fp8.
 FINITE = np.array([0x3C, 0x3D, 0x3E, 0x3F, 0xBC, 0xBD, 0xBE, 0xBF], np.uint8)
-STALE = 0xFF  # NaN in every float format: no graph writes such outputs
+STALE = 0xFF  # NaN in every float format, which no graph writes as an output
 Span = tuple[int, int]
-"""Address and number of bytes."""
+"""Address and size in bytes."""
 
 
 @dataclass
 class Workload:
-    """Inputs and outputs in one process. `write` makes the engine write a graph's inputs; `outputs` are by graph.
+    """Inputs and outputs of all graphs in one process. `write` makes the engine write the inputs of a graph.
 
-    `tokens` are the token buffers and the bytes per id; ids are below `vocabulary`. `kv` are the KV cache regions.
+    `outputs` are by graph key. `tokens` are spans with the bytes per token id; ids are below `vocabulary`.
     """
 
     driver: CudaDriver
@@ -42,22 +42,22 @@ class Workload:
     vocabulary: int
 
     def prepare(self, key: str, seed: int) -> None:
-        """Write the inputs of a graph and overwrite its outputs."""
+        """Write the inputs of a graph, seeded with `seed`, and overwrite its outputs."""
         values = np.random.default_rng(seed)
         self.write(key)
-        self.driver.synchronize()  # the engine writes on its own stream, for which the driver's copies do not wait
+        self.driver.synchronize()  # the engine writes on its own stream, and the driver's copies do not wait for it
         for (address, size), width in self.tokens:
             ids = values.integers(0, self.vocabulary, size // width).astype(f"<i{width}")
             self.driver.write(address, ids.tobytes())
         for number, (address, size) in enumerate(self._windows()):
             at = number * SHIFT % (len(_noise(seed)) - 2 * WINDOW)
             self.driver.write(address, _noise(seed)[at : at + size])
-        # A captured and a restored graph share their outputs: one that writes none must not pass.
+        # A captured and a restored graph share their output buffer, so a graph that writes nothing must be detected.
         self.driver.fill(*self.outputs[key], STALE)
-        self.driver.synchronize()  # the graph runs on another stream, which does not wait for these copies
+        self.driver.synchronize()  # the graph's stream does not wait for these copies
 
     def observe(self, key: str) -> bytes:
-        """Read the outputs and the KV windows."""
+        """Return the bytes of the outputs of a graph and of the KV windows."""
         return b"".join(self.driver.read(*span) for span in [self.outputs[key], *self._windows()])
 
     def _windows(self) -> list[Span]:
@@ -66,11 +66,7 @@ class Workload:
 
 @functools.lru_cache(maxsize=4)
 def _noise(seed: int) -> bytes:
-    """Return seeded bytes that are finite numbers in every float format, for any window.
-
-    The bytes are drawn once for each seed: a model has hundreds of windows and is prepared thousands of
-    times.
-    """
+    """Return seeded bytes that are finite numbers in every float format, cached because they are needed thousands of times."""
     values = np.random.default_rng((seed, len(FINITE)))
     return bytes(FINITE[values.integers(0, len(FINITE), 2 * WINDOW + (1 << 18), np.uint8)])
 

@@ -1,7 +1,8 @@
 """Combine two captures into relocatable graphs, and relocate the graphs of a bundle to the addresses of a process.
 
-A byte of a bundle's payload is 0 if it is relocated, 0xFF if it is noise, and the captured constant otherwise. The value 0xFF
-makes the proof show that no kernel reads noise. In a process, a relocated word is the base of its region plus an offset.
+A payload byte in a bundle is 0 if it is part of a relocation, 0xFF if it is noise, and the captured constant otherwise.
+With 0xFF, verification fails if a kernel reads noise. In a process, a relocated word is the region's address plus an
+offset.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ NOISE = 0xFF
 
 
 def combine(a: Snapshot, b: Snapshot) -> Tables:
-    """Combine two captures into relocatable tables; regions have their addresses in `b`.
+    """Combine two captures into relocatable tables, whose regions have their addresses in `b`.
 
     Raises:
-        GraphRefusedError: The two layouts do not differ.
+        GraphRefusedError: A pointer has the same address in both captures.
         GraphError: No graph can be relocated.
     """
     reasons = find_disagreements(a.tables, b.tables)
@@ -73,13 +74,13 @@ def combine(a: Snapshot, b: Snapshot) -> Tables:
 
 
 def find_disagreements(a: Tables, b: Tables) -> dict[str, str]:
-    """Return the graphs that a capture refused or whose structure differs, with reasons."""
+    """Return, by graph, why a capture refused it or how its structure differs between the captures."""
     reasons = {**a.refused, **b.refused}
     for key in {**a.graphs, **b.graphs}:
         if key in reasons:
             continue
         if key not in a.graphs or key not in b.graphs:
-            reasons[key] = "captured in one process only"
+            reasons[key] = "only one of two processes captured it"
         elif not _same_structure(a, a.graphs[key], b, b.graphs[key]):
             reasons[key] = "kernels, launch sizes or edges differ between two captures"
         elif missing := [k for k in b.graphs[key].kernels() if b.kernels[k].binary is None]:
@@ -102,14 +103,14 @@ def _same_structure(a: Tables, one: Graph, b: Tables, other: Graph) -> bool:
 
 
 def _is_same_kernel(one: Kernel, other: Kernel) -> bool:
-    """Return whether two kernels are equal. If a process does not know a binary, verification decides."""
+    """Return whether two kernels are equal; if a binary is unknown, compare only the other fields."""
     known = one.binary is not None and other.binary is not None
     return one == other if known else replace(one, binary=None) == replace(other, binary=None)
 
 
 def _describe_conflict(memory: Memory, one: Graph, other: Graph, kernels: list[Kernel], byte: int) -> str:
-    """Describe a conflicting word in live memory: kernel, byte, and both addresses."""
-    place = byte // 8 * 8  # payloads and pointers are aligned
+    """Describe a conflicting word in live memory by kernel, parameter byte and both addresses."""
+    place = byte // 8 * 8  # payloads and pointers are 8-byte aligned
     node = other.nodes[int(np.searchsorted(other.nodes["payload"], place, side="right")) - 1]
     kernel = kernels[node["kernel"]].name if node["kind"] == 0 else "a memset or copy"
     a, b = (int(values(g.payload, np.array([place]))[0]) for g in (one, other))
@@ -120,7 +121,7 @@ def _describe_conflict(memory: Memory, one: Graph, other: Graph, kernels: list[K
 
 
 def _apply(graph: Graph, classified: Classifier) -> Graph:
-    """Return the graph with its addresses replaced by relocations."""
+    """Return the graph with relocations instead of addresses, and NOISE bytes instead of noise."""
     rows, payload = classified.relocations, graph.payload.copy()
     # The address of a tensor map is at its start.
     payload[(rows["place"].astype(np.int64)[:, None] + np.arange(8)).ravel()] = 0
@@ -134,9 +135,9 @@ def _apply(graph: Graph, classified: Classifier) -> Graph:
 def _add_contents(
     tables: Tables, b: Snapshot, theirs: Mapping[int, bytes], memory: Memory
 ) -> tuple[Tables, set[int]]:
-    """Add contents that outlive the capture in memory reachable from graphs; return the indices of reachable regions.
+    """Add contents that outlive the capture in memory that graphs reach, given those of the first process (`theirs`).
 
-    `theirs` are the contents in the first process.
+    Return the tables and the indices of all reachable regions.
     """
     used = {int(i) for g in tables.graphs.values() for i in np.unique(g.relocations["region"])}
     bases = np.array(sorted(b.contents), np.uint64)
@@ -161,7 +162,7 @@ def _add_contents(
 
 
 def _link_content(one: bytes | None, other: bytes, memory: Memory) -> tuple[Array, Array]:
-    """Return (content with zeros at addresses, relocations) for the aligned words that both processes moved alike."""
+    """Return contents with zeros at addresses, and relocations for the aligned words that moved alike in both processes."""
     body, whole = np.frombuffer(other, np.uint8).copy(), len(other) // 8 * 8
     if one is None or len(one) != len(other):
         return body, np.zeros(0, RELOCATION)
@@ -176,7 +177,7 @@ def _link_content(one: bytes | None, other: bytes, memory: Memory) -> tuple[Arra
 
 
 def _keep_regions(tables: Tables, used: set[int], regions: list[SymbolRegion]) -> Tables:
-    """Return the tables with only the regions that their rows reference."""
+    """Return the tables with only the used regions, renumbered."""
     number = np.zeros(len(regions) + 1, np.int64)
     number[sorted(used)] = np.arange(len(used))
 
@@ -196,7 +197,7 @@ def _keep_regions(tables: Tables, used: set[int], regions: list[SymbolRegion]) -
 
 
 def relocate(payload: Array, relocations: Array, base: Array, driver: CudaDriver) -> Array:
-    """Return a copy of the payload with all relocations applied; `base` is the address of each region."""
+    """Return a copy of the payload with all relocations applied; `base` are the addresses in this process."""
     out = np.array(payload)
     plain = relocations[relocations["kind"] == ABSOLUTE]
     addresses = base[plain["region"]] + plain["offset"].astype(np.uint64)
@@ -211,9 +212,9 @@ def relocate(payload: Array, relocations: Array, base: Array, driver: CudaDriver
 def make_launches(
     graph: Graph, payload: Array, kernels: Sequence[Kernel], functions: Sequence[int]
 ) -> tuple[Array, Array]:
-    """Return CUDA_KERNEL_NODE_PARAMS for every node, zeros if it is no kernel, and the kernelParams arrays of all rows.
+    """Return CUDA_KERNEL_NODE_PARAMS for every node (zeros for other nodes) and the kernelParams arrays.
 
-    The rows point into these arrays, which point into `payload`. Both must stay alive while the rows are used.
+    The rows point into these arrays, which point into `payload`; keep both alive while the rows are used.
     """
     nodes, address = graph.nodes, payload.ctypes.data + graph.nodes["payload"].astype(np.uint64)
     launched = np.flatnonzero(nodes["kind"] == 0)

@@ -1,12 +1,12 @@
-"""Offline phase: two processes record graphs and a third one verifies them; they share a work directory.
+"""Offline phase of CUDA graphs: two processes record graphs and a third one verifies them, in a shared work directory.
 
-<work>/layout-1/    the snapshot of the first process
-<work>/bundle/      the bundle of both, written by the second process
-<work>/live.json    blocks of its contents that changed while the second process ran a few steps
-<work>/reason       why a process wrote no result
-Invariant: bundle/ appears in one step. Its proof.json is of a process that did not record it.
+<work>/layout-1/    snapshot of the first process
+<work>/bundle/      graphs combined from both snapshots, written by the second process
+<work>/live.json    blocks of stored contents that changed while the second process ran a few steps
+<work>/reason       reason why a process wrote no result
+Invariant: bundle/ appears atomically. The process that writes its proof.json did not record it.
 
-`make` calls no driver: the caller provides the function that starts a process of the engine.
+`make` does not call the driver: its caller provides the function that runs an engine process.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ Launch = Callable[[str, EngineTask], None]
 
 
 def make(work: Path, launch: Launch) -> Path:
-    """Run the offline phase; return the directory of the verified graphs below `work`.
+    """Run the offline phase, and return the directory of the verified graphs below `work`.
 
     Args:
-        work: Directory of the offline phase.
-        launch: Runs one process of the engine to its end; its arguments are a name and a task.
+        work: Work directory of the offline phase.
+        launch: Runs one engine process until it exits, given a name and a task.
 
     Raises:
         GraphRefusedError, NotProvenError: No graph of this model can be restored. `launch` may raise other errors.
@@ -63,7 +63,7 @@ def _expect(work: Path, written: Path) -> None:
     if (work / REASON).exists():
         raise GraphRefusedError((work / REASON).read_text())
     if not written.exists():
-        raise GraphRefusedError("the engine captured no graph, or did not load the plug-in")
+        raise GraphRefusedError("the engine wrote no graphs: it captured none, or did not load the plug-in")
 
 
 def keep_proven(bundle: Path, proof: prove.Proof) -> None:
@@ -76,7 +76,7 @@ def keep_proven(bundle: Path, proof: prove.Proof) -> None:
 
 
 def fail(work: Path, reason: str) -> None:
-    """Report to the process that runs the offline phase why this process failed."""
+    """Write why this process failed, for the process that runs the offline phase."""
     (work / REASON).write_text(reason)
 
 
@@ -87,12 +87,12 @@ def record(
     work: Path, driver: CudaDriver, framework: TorchFramework, captured: Mapping[str, Captured],
     report: Mapping[str, Any],
 ) -> ContentWatch:  # fmt: skip
-    """Write this process's layout or, in the second process, the combined graphs; their sealed report includes `report`.
+    """Write the layout of the first process or, in the second process, the combined graphs with `report` in their manifest.
 
-    The caller then runs live steps and calls `look` of the returned watch after each.
+    After each further engine step, the caller must call `look` of the returned watch.
 
     Raises:
-        GraphError: Two layouts have equal addresses, or no graph can be relocated.
+        GraphError: A pointer has equal addresses in both layouts, or no graph can be relocated.
     """
     mine, first = take(driver, framework, captured), work / FIRST
     if not first.exists():
@@ -113,11 +113,11 @@ def record(
 
 @dataclass
 class ContentWatch:
-    """Detector of changes in the stored contents, (address, bytes) per block, while the engine runs live steps.
+    """Detector of stored contents that change while the engine runs steps; `blocks` are (address, size in bytes).
 
-    A restored graph has its own copy of this memory. Both sides of the proof replay without the engine, so the proof cannot
-    tell a constant from a buffer that the engine rewrites before each step. A block that changes is therefore not stored:
-    the proof then fails for each graph that reads any part of it, and passes for those that write it themselves.
+    A restored graph has its own copy of this memory. Verification replays graphs without the engine, so it cannot
+    distinguish a constant from a buffer that the engine rewrites before each step. A block that changes is therefore not
+    stored. Verification then fails for graphs that read it, and passes for graphs that write it before they read it.
     """
 
     driver: CudaDriver
@@ -133,7 +133,7 @@ class ContentWatch:
         return [self.driver.read(address, size) for address, size in self.blocks]
 
     def look(self) -> None:
-        """Compare the blocks with their recorded contents; save which have ever changed. Raises DriverError."""
+        """Compare the blocks with their recorded contents, and save which blocks have ever changed. Raises DriverError."""
         pairs = zip(self._before, self._read(), strict=True)
         self._changed |= {number for number, (before, now) in enumerate(pairs) if before != now}
         self.steps += 1
@@ -142,11 +142,11 @@ class ContentWatch:
 
 
 def drop_changed(work: Path) -> None:
-    """Drop the contents that changed during the live steps. Raises GraphRefusedError if fewer than two were observed."""
+    """Drop the contents that changed during engine steps. Raises GraphRefusedError if fewer than two steps were compared."""
     seen = json.loads((work / LIVE).read_text()) if (work / LIVE).exists() else {"steps": 0}
     if seen["steps"] < LEAST_STEPS:
         raise GraphRefusedError(
-            f"the recording engine ran {seen['steps']} live steps, but {LEAST_STEPS} are needed"
+            f"the recording engine ran {seen['steps']} steps after its capture, but {LEAST_STEPS} are needed"
         )
     found = tables.load(work / BUNDLE)
     kept = ~np.isin(np.arange(len(found.blocks)), seen["changed"])

@@ -1,9 +1,10 @@
 """Verify the restored graphs of a bundle before it is published.
 
-The proof runs in a third process. All restored graphs run first, because a restore needs no forward pass, and only then is
-anything captured. For every graph and seed, two captured replays must be equal, because a graph that is not deterministic
-cannot be proven. Then capture(x) == restored(x) must hold for the bytes of the outputs and the KV cache. The proof contains
-the seal of the tables, so it is valid for these tables only. At a start, the bundle's canary tokens decide.
+Verification runs in a third process. All restored graphs are replayed before anything is captured, because a restore must
+work without a forward pass. For every graph and seed, two replays of the captured graph must be equal, because only
+deterministic graphs can be verified. Then the outputs and KV cache bytes of the restored graph must equal those of the
+captured graph. The proof contains the seal of the tables, so it is valid only for them. At a start, the bundle's canary
+tokens are checked in addition.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ PROOF = "proof.json"
 
 @dataclass
 class Proof:
-    """Result of the verification; graphs are in order of size."""
+    """Result of a verification; `proven` are graph keys in order of size, and `failed` are reasons by graph key."""
 
     seal: str
     seeds: list[int]
@@ -43,7 +44,7 @@ class Proof:
 
 
 def prove(restorer: Restorer, workload: Workload, seeds: Sequence[int] = (1, 2)) -> Proof:
-    """Replay every restored graph, then capture each and compare the outputs. Writes no file.
+    """Replay every restored graph, then capture each graph and compare the outputs. This writes no file.
 
     Raises:
         NotProvenError: The graphs cannot be relocated in this process.
@@ -58,7 +59,7 @@ def prove(restorer: Restorer, workload: Workload, seeds: Sequence[int] = (1, 2))
             found[key] = _hash_outputs("restored", workload, key, seeds, graph)
         except GraphError as error:
             proof.failed[key] = str(error)
-    # PyTorch frees the memory of a graph with the graph, and refuses to capture into a pool whose graphs are all gone.
+    # Keep the graphs: PyTorch frees their memory with them, and cannot capture into a pool without graphs.
     held = list[Any]()
     for key, digests in found.items():
         try:
@@ -81,7 +82,7 @@ def prove(restorer: Restorer, workload: Workload, seeds: Sequence[int] = (1, 2))
 def _hash_outputs(
     form: str, workload: Workload, key: str, seeds: Sequence[int], graph: Replayable
 ) -> list[str]:
-    """Return the SHA-256 of the outputs of a replay for each seed. Raises NotProvenError."""
+    """Return the SHA-256 of the outputs of one replay for each seed. Raises NotProvenError."""
     found = list[str]()
     for seed in seeds:
         try:
@@ -95,12 +96,12 @@ def _hash_outputs(
 
 
 def write(proof: Proof, directory: Path) -> None:
-    """Write the proof into the bundle's directory. It is valid only if every graph passed."""
+    """Write the proof to the bundle's directory. Such a proof is valid only if every graph passed."""
     (directory / PROOF).write_text(json.dumps(asdict(proof), sort_keys=True))
 
 
 def parse_proof(directory: Path) -> Proof:
-    """Parse the stored proof without validating it. Raises NotProvenError if there is none."""
+    """Parse the stored proof without validating it. Raises NotProvenError if it cannot be read."""
     try:
         return msgspec.json.decode(read_file(directory / PROOF), type=Proof)
     except (OSError, msgspec.DecodeError, RecursionError) as error:
@@ -108,11 +109,11 @@ def parse_proof(directory: Path) -> Proof:
 
 
 def read_proof(directory: Path) -> Proof:
-    """Return the stored proof if it matches these tables and every graph passed. Raises NotProvenError otherwise."""
+    """Return the stored proof if it matches the tables and all graphs passed. Raises NotProvenError otherwise."""
     proof, manifest = parse_proof(directory), read_manifest(directory)
     if proof.failed or proof.seal != manifest.seal or sorted(proof.proven) != sorted(manifest.keys):
-        reason = format_reasons(proof.failed) or "it is for other graphs than those of this bundle"
-        raise NotProvenError(f"the proof is not valid: {reason}")
+        reason = format_reasons(proof.failed) or "it belongs to other graphs than those of this bundle"
+        raise NotProvenError(f"invalid proof of the graphs: {reason}")
     return proof
 
 
@@ -121,15 +122,15 @@ def read_proof(directory: Path) -> Proof:
 
 @contextmanager
 def extract(bundle: Bundle) -> Iterator[Path]:
-    """Extract the section into a temporary directory, which is deleted on exit. Raises BundleError."""
+    """Yield a temporary directory with the extracted `graphs` section, which is deleted on exit. Raises BundleError."""
     with tempfile.TemporaryDirectory(prefix="coldstart-inspect-") as place:
-        # The section is read and never loaded, so its source need not be trusted.
+        # The section is only read, never executed, so its source need not be trusted.
         bundle.extract_section("graphs", Path(place) / "graphs", trust=accept_any)
         yield Path(place) / "graphs"
 
 
 def summarize(bundle: Bundle) -> dict[str, Any]:
-    """Return the JSON summary of a `graphs` section: counts of nodes, edges, relocations and graphs, and the size in bytes.
+    """Return a JSON summary of the `graphs` section: counts of nodes, edges, relocations and graphs, and the size in bytes.
 
     The section is untrusted; if it cannot be read, the result contains an "error".
     """

@@ -1,7 +1,8 @@
-"""Read the captured CUDA graphs of a process into a `Snapshot`; refuse graphs that cannot be relocated.
+"""Read the captured CUDA graphs of a process into a `Snapshot`, and refuse graphs that cannot be relocated.
 
-A snapshot has the raw payloads of the graphs, the memory that they may point to, and the contents that outlive the capture
-(MEDUSA, section 4.3): an allocation that was freed before the end of the capture is written before it is read.
+A snapshot contains the raw payloads of the graphs, the memory that they may point to, and the contents that outlive the
+capture. Memory that was freed before the end of the capture is written before it is read (MEDUSA, section 4.3), so its
+contents are not stored.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ if TYPE_CHECKING:
     from coldstart.graphs.torch_framework import TorchFramework
 
 COLLECTIVES = ("ncclDevKernel", "ncclKernel", "nvshmem", "cross_device_reduce", "multimem_all_reduce")
-CONTENT_LIMIT = 1 << 26  # larger memory holds activations
+CONTENT_LIMIT = 1 << 26  # larger memory contains activations
 ALIGN = 16
-AWAY = 1 << 40  # an address to move tensor maps to
+AWAY = 1 << 40  # an address for probing tensor maps
 
-# An allocation is identified by its size and its number among those of that size in or outside of the pool, so that one more
-# allocation of another size, or one more segment, changes no other identity.
+# An allocation is identified by its size and its number among the allocations of that size, inside or outside of the pool.
+# An additional allocation of another size, or an additional segment, does not change the other identities.
 ALLOCATION = np.dtype([("address", "<u8"), ("size", "<u8"), ("number", "<u4"), ("pool", "?"), ("live", "?")])
 # Row of a decoded tensor map; `coded` marks the bytes that encode its address.
 MAP = np.dtype([("place", "<u4"), ("address", "<u8"), ("coded", "?", TENSOR_MAP_BYTES)])
@@ -54,8 +55,8 @@ MAP = np.dtype([("place", "<u4"), ("address", "<u8"), ("coded", "?", TENSOR_MAP_
 class Snapshot:
     """Graphs and memory of one process.
 
-    `regions` have names, `pool` are the segments of the graphs' pool, `ranges` are the driver allocations besides into which a
-    parameter word points. `maps` has the tensor maps of each graph, `contents` bytes by base address.
+    `regions` are named, `pool` belong to the graphs' pool, and `ranges` are other driver allocations that a parameter
+    word points into. `maps` are by graph key, and `contents` by address.
     """
 
     tables: Tables
@@ -83,7 +84,7 @@ class Snapshot:
         return [region for number, region in enumerate(device) if number not in holders]
 
     def save(self, directory: Path) -> None:
-        """Write the snapshot into `directory`, without the binaries of its kernels."""
+        """Write the snapshot, without the kernel binaries, into `directory`."""
         stored.save(self.tables, directory, {})
         maps: dict[str, Any] = {f"map {key}": rows for key, rows in self.maps.items()}
         held = {f"content {base}": np.frombuffer(data, "u1") for base, data in self.contents.items()}
@@ -92,7 +93,7 @@ class Snapshot:
 
 
 def load_snapshot(directory: Path) -> Snapshot:
-    """Read a snapshot. Raises AlteredTableError."""
+    """Read the snapshot in a directory. Raises AlteredTableError."""
     kinds = tuple[list[SymbolRegion], list[SymbolRegion], list[SymbolRegion]]
     try:
         regions, pool, ranges = msgspec.json.decode((directory / "memory.json").read_bytes(), type=kinds)
@@ -109,7 +110,7 @@ def load_snapshot(directory: Path) -> Snapshot:
 
 
 def take(driver: CudaDriver, framework: TorchFramework, captured: Mapping[str, Captured]) -> Snapshot:
-    """Create a snapshot of these captures with all data that another process needs."""
+    """Create a snapshot of the captured graphs, with all data that another process needs."""
     pool = framework.pool()
     inside = Intervals(pool).find(np.array([r.base for r in framework.regions()], np.uint64))
     named = drop_aliases(r for r, at in zip(framework.regions(), inside.tolist(), strict=True) if at == NONE)
@@ -124,13 +125,13 @@ def take(driver: CudaDriver, framework: TorchFramework, captured: Mapping[str, C
     snapshot.ranges = _find_allocations(driver, used[Intervals([*named, *pool]).find(used) == NONE])
     host = Intervals([r for r in snapshot.ranges if r.symbol == HOST])
     pinned = [key for key, found in addresses.items() if (host.find(found) != NONE).any()]
-    snapshot.tables = tables.drop_graphs(dict.fromkeys(pinned, "pinned host pointer among the parameters"))
+    snapshot.tables = tables.drop_graphs(dict.fromkeys(pinned, "a kernel parameter is a pinned host pointer"))
     snapshot.contents = _read_contents(driver, snapshot, used)
     return snapshot
 
 
 def number_allocations(events: Iterable[AllocationEvent]) -> Array:
-    """Return one row per allocation of the trace, in order."""
+    """Return one ALLOCATION row for each allocation of the trace, in order."""
     counts, live = Counter[tuple[int, bool]](), dict[int, int]()
     rows = list[tuple[int, int, int, bool, bool]]()
     for event in events:
@@ -147,7 +148,7 @@ def number_allocations(events: Iterable[AllocationEvent]) -> Array:
 
 
 def drop_aliases(regions: Iterable[SymbolRegion]) -> list[SymbolRegion]:
-    """Drop empty regions, and regions that alias an earlier one (views of the same storage)."""
+    """Return the regions without empty ones and without those that overlap an earlier region (views of one storage)."""
     kept: list[SymbolRegion] = []
     end = 0
     for region in sorted((r for r in regions if r.size), key=lambda r: (r.base, -r.size, r.symbol)):
@@ -161,7 +162,7 @@ def drop_aliases(regions: Iterable[SymbolRegion]) -> list[SymbolRegion]:
 
 
 class GraphBuilder:
-    """Collector of the nodes of several graphs, and of the kernels and attributes that they share."""
+    """Builder of the tables of several graphs, which share kernels and attributes."""
 
     def __init__(self) -> None:
         self._kernels = dict[Kernel, int]()
@@ -170,14 +171,14 @@ class GraphBuilder:
         self.graphs: dict[str, Graph] = {}
 
     def add_kernel(self, node: KernelNode, kernel: Kernel) -> None:
-        """Append a kernel launch."""
+        """Append a kernel launch node to the current graph."""
         number = self._kernels.setdefault(kernel, len(self._kernels))
         attributes = self._attributes.setdefault(node.attributes, len(self._attributes))
         row = (NodeKind.KERNEL, 0, attributes, number, node.grid, node.block, len(node.payload), node.shared)
         self._append(row, node.payload)
 
     def add_other(self, kind: NodeKind, payload: bytes = b"") -> None:
-        """Append a memset, copy or empty node."""
+        """Append a memset, copy or empty node to the current graph."""
         row = (kind, 0, 0, stored.NO_KERNEL, (0, 0, 0), (0, 0, 0), len(payload), 0)
         self._append(row, payload)
 
@@ -186,7 +187,7 @@ class GraphBuilder:
         self._payload += payload.ljust(-(-len(payload) // ALIGN) * ALIGN, b"\0")
 
     def finish(self, key: str, size: int, handles: Sequence[int], edges: Iterable[Edge]) -> None:
-        """Finish the graph; `handles` are its nodes in the order of appending."""
+        """Store the current graph; `handles` are its nodes in the order in which they were appended."""
         number = {handle: i for i, handle in enumerate(handles)}
         rows = [(number[source], number[target], *data, 0) for source, target, *data in edges]
         payload = np.frombuffer(bytes(self._payload), np.uint8)
@@ -195,16 +196,16 @@ class GraphBuilder:
         )
 
     def begin(self) -> None:
-        """Start the next graph and discard an unfinished one."""
+        """Start the next graph, and discard an unfinished one."""
         self._nodes, self._payload = [], bytearray()
 
     def build_tables(self, refused: dict[str, str]) -> Tables:
-        """Return the tables of all graphs so far, without regions and relocations."""
+        """Return the tables of all finished graphs, without regions and relocations."""
         return Tables(self.graphs, list(self._kernels), list(self._attributes), refused=refused)
 
 
 def read_graphs(driver: CudaDriver, framework: TorchFramework, captured: Mapping[str, Captured]) -> Tables:
-    """Return tables with one row per node of every supported graph."""
+    """Return the tables of all supported graphs, with one row for each node, and the reasons for refused graphs."""
     builder, sizes, refused = GraphBuilder(), framework.sizes, dict[str, str]()
     for key, capture in captured.items():
         builder.begin()
@@ -225,7 +226,7 @@ def _read_node(driver: CudaDriver, builder: GraphBuilder, handle: int) -> None:
         kernel = driver.kernel(node.function)
         if any(mark in kernel.name for mark in COLLECTIVES):
             raise GraphRefusedError(f"collective kernel {kernel.name} cannot be restored")
-        if kernel.mutable_globals:  # a second copy of the binary would have its own variables
+        if kernel.mutable_globals:  # the restored copy of the binary would have its own variables
             raise GraphRefusedError(f"the binary of kernel {kernel.name} has mutable globals")
         builder.add_kernel(node, kernel)
     elif kind in (NodeKind.MEMSET, NodeKind.MEMCPY, NodeKind.EMPTY):
@@ -257,7 +258,7 @@ def _find_allocations(driver: CudaDriver, addresses: Array) -> list[SymbolRegion
 
 
 def _read_contents(driver: CudaDriver, snapshot: Snapshot, used: Array) -> dict[int, bytes]:
-    """Read the contents that outlive the capture: live pool memory, and other unnamed memory that a word points into."""
+    """Return the contents that outlive the capture by address: live pool memory, and unnamed memory that a word points into."""
     rows = snapshot.allocations[snapshot.allocations["live"] & snapshot.allocations["pool"]]
     spans = [(a, s) for a, s, _, _, _ in rows.tolist()]
     others = [*snapshot.unnamed(), *snapshot.libraries()]
@@ -270,7 +271,7 @@ def _read_contents(driver: CudaDriver, snapshot: Snapshot, used: Array) -> dict[
 
 
 def _decode_maps(driver: CudaDriver, graph: Graph, kernels: Sequence[Kernel]) -> Array:
-    """Return the addresses in tensor maps, located by the bits that the driver writes for each address."""
+    """Return MAP rows of the tensor maps in a graph, decoded by the bits that the driver writes for an address."""
     rows: list[tuple[int, int, Array]] = []
     masks: list[int] = []
     for place in stored.maps(graph, kernels).tolist():
@@ -278,7 +279,7 @@ def _decode_maps(driver: CudaDriver, graph: Graph, kernels: Sequence[Kernel]) ->
         try:
             masks = masks or compute_bit_masks(driver, descriptor)
             address = decode_map(driver, descriptor, masks)
-        except DriverError:  # these 128 bytes are not a tensor map
+        except DriverError:  # these 128 bytes are no tensor map
             continue
         if address is not None:
             union = functools.reduce(operator.or_, masks, 0).to_bytes(TENSOR_MAP_BYTES, "little")
@@ -287,9 +288,9 @@ def _decode_maps(driver: CudaDriver, graph: Graph, kernels: Sequence[Kernel]) ->
 
 
 def compute_bit_masks(driver: CudaDriver, descriptor: bytes) -> list[int]:
-    """Return the descriptor bits that each address bit 0..47 sets (none below bit 4: addresses are aligned).
+    """Return the descriptor bits that each address bit 0 to 47 changes; bits 0 to 3 change none, because of alignment.
 
-    The address is never 0: a driver may reject it.
+    No probed address is 0, which a driver may reject.
     """
     masks = [0, 0, 0, 0]
     for bit in range(4, 48):
@@ -303,7 +304,7 @@ def _move(driver: CudaDriver, descriptor: bytes, address: int) -> int:
 
 
 def decode_map(driver: CudaDriver, descriptor: bytes, masks: Sequence[int]) -> int | None:
-    """Return the device address in a tensor map, or None if writing that address again does not give the same bytes."""
+    """Return the device address in a tensor map, or None if writing this address does not reproduce the same bytes."""
     changed = int.from_bytes(descriptor, "little") ^ _move(driver, descriptor, AWAY)
     address = AWAY ^ sum(1 << bit for bit, mask in enumerate(masks) if mask and changed & mask == mask)
     return address if address and driver.move_tensor_map(descriptor, address) == descriptor else None

@@ -1,6 +1,7 @@
 """Restore graphs without a forward pass; the caller captures graphs that cannot be restored.
 
-A bundle is relocated once, and its graphs are built before the server is ready. Kernels come from the binaries in the bundle.
+A bundle is relocated once, and its graphs are built before the server is ready. The kernels come from the binaries in the
+bundle.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ UNWRITTEN = 0xFF
 
 @dataclass
 class Replayable:
-    """Restored graph with the interface of a captured one: replay() launches it on the framework's current stream."""
+    """Graph executable with the interface of a captured graph in PyTorch: `replay` launches it on the current stream."""
 
     driver: CudaDriver
     framework: TorchFramework
@@ -53,7 +54,7 @@ class Replayable:
 
 
 class Restorer:
-    """Restorer of one bundle's graphs in one process."""
+    """Restorer of the graphs of one bundle in one process; `fallbacks` are the reasons for graphs that cannot be restored."""
 
     def __init__(self, directory: Path, driver: CudaDriver, framework: TorchFramework) -> None:
         self.directory, self.driver, self.framework = directory, driver, framework
@@ -62,7 +63,7 @@ class Restorer:
         self._functions, self._missing = list[int](), dict[int, str]()
 
     def restore_all(self) -> dict[str, Replayable]:
-        """Restore all graphs; return them by key, in order of size. `fallbacks` has the reasons for graphs that failed."""
+        """Restore all graphs, and return them by key in order of size."""
         if not self.link():
             return {}
         held, graphs = self._tables.graphs, dict[str, Replayable]()
@@ -75,7 +76,7 @@ class Restorer:
 
     # --- linking -------------------------------------------------------------------------------------
     def link(self) -> bool:
-        """Load and relocate the bundle; if it is unusable, return False and set `fallbacks['*']` to the reason."""
+        """Load and relocate the bundle. If that fails, set `fallbacks['*']` to the reason and return False."""
         with timeline.measure("graphs: link", track="graphs"):
             try:
                 tables = load(self.directory)
@@ -85,7 +86,7 @@ class Restorer:
                 self._tables = tables
             except GraphError as error:
                 self.fallbacks["*"] = str(error)
-                with suppress(GraphError):  # the failure before it is the reason
+                with suppress(GraphError):  # report only the first error
                     self.framework.release()
         return "*" not in self.fallbacks
 
@@ -96,7 +97,7 @@ class Restorer:
             size = here[region.symbol].size if region.symbol in here else "no"
             if not region.is_provided and size != region.size:
                 raise GraphRefusedError(
-                    f"{region.symbol} has {size} bytes here and {region.size} in the bundle"
+                    f"{region.symbol} has {size} bytes in this process, but {region.size} in the bundle"
                 )
         reserved = iter(self.framework.reserve([r.size for r in regions if r.is_provided]))
         bases = [next(reserved) if r.is_provided else here[r.symbol].base for r in regions]
@@ -112,8 +113,8 @@ class Restorer:
             self.driver.write(int(self._base[region]) + offset, data[start : start + length].tobytes())
 
     def _find_kernels(self, kernels: Sequence[Kernel]) -> tuple[list[int], dict[int, str]]:
-        """Return the function of each kernel, and reasons for missing ones."""
-        # Read each binary once, although many kernels share it: some binaries have 22 MB.
+        """Return the function of each kernel, and the reasons for missing kernels by index."""
+        # Many kernels share a binary of up to 22 MB, so read each binary once.
         library = functools.cache(self._load_library)
         functions, missing = [0] * len(kernels), dict[int, str]()
         for number, kernel in enumerate(kernels):
@@ -131,7 +132,7 @@ class Restorer:
 
     # --- building ------------------------------------------------------------------------------------
     def restore(self, key: str) -> Replayable | None:
-        """Restore a graph; on failure, return None and add the reason to `fallbacks`."""
+        """Restore a graph. If that fails, add the reason to `fallbacks` and return None."""
         try:
             with timeline.measure(f"graphs: {key}", track="restore"):
                 return self._build(key)
@@ -140,7 +141,7 @@ class Restorer:
             return None
 
     def _build(self, key: str) -> Replayable:
-        """Build a graph in the driver: nodes in captured order, attributes, edges with their data, instantiation."""
+        """Build a graph in the driver: nodes in captured order, attributes, edges with their data, and the executable."""
         tables, graph = self._tables, self._tables.graphs[key]
         for number in graph.kernels():
             if number in self._missing:
@@ -163,7 +164,7 @@ class Restorer:
 
 
 def _add_nodes(driver: CudaDriver, raw: int, graph: Graph, rows: Array, payload: Array) -> list[Any]:
-    """Add the nodes; consecutive kernels are added as one batch."""
+    """Add the nodes of a graph; consecutive kernels are added in one batch."""
     nodes, handles = graph.nodes, list[Any]()
     for other in [*np.flatnonzero(nodes["kind"] != NodeKind.KERNEL).tolist(), len(nodes)]:
         if other > len(handles):

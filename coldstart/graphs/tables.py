@@ -1,9 +1,10 @@
-"""Graphs as numpy tables, in memory and on disk, with one row per node, edge and relocation.
+"""Graphs as numpy tables, in memory and on disk, with one row for each node, edge and relocation.
 
 A word is 8 bytes of a graph's parameters that could be an address.
 
-On disk, tables.npz has all arrays, and graphs.json has the rest with the SHA-256 of tables.npz and of itself (the seal).
-Invariant: load(save(t)) == t, and `load` raises AlteredTableError after any changed byte of any file.
+On disk, tables.npz contains all arrays. graphs.json contains all other data, the SHA-256 of tables.npz, and its own
+SHA-256 (the seal). Invariant: load(save(t)) == t, and `load` raises AlteredTableError after any byte of any file has
+changed.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ MANIFEST, ARRAYS, KERNELS = "graphs.json", "tables.npz", "kernels"
 
 @dataclass(frozen=True)
 class Kernel:
-    """Kernel, identified by (SHA-256 of the binary, mangled name); `layout` is ((offset, size), ...) in bytes."""
+    """Kernel, identified by mangled name and SHA-256 of the binary; `layout` has the (offset, size) of its parameters."""
 
     name: str
     binary: str | None
@@ -80,11 +81,11 @@ class Kernel:
 
 @dataclass(frozen=True)
 class SymbolRegion:
-    """Linker symbol: `size` bytes that every process has at some address; `base` is that address in this process.
+    """Memory region with a name that is the same in every process; `base` is its address in this process.
 
-    A process finds the memory of param:, buffer:, kv: and static: by name. The bundle provides that of pool: (a segment of
-    the graphs' pool), alloc: (another allocation of the framework) and lib: (one of a library). The driver reports
-    its allocations as HOST or DEVICE.
+    A process finds the memory of param:, buffer:, kv: and static: by name. The bundle provides pool: (a segment of the
+    graphs' pool), alloc: (another allocation of the framework) and lib: (an allocation of a library). HOST and DEVICE are
+    allocations that the driver reports.
     """
 
     symbol: str
@@ -99,7 +100,7 @@ class SymbolRegion:
 
 @dataclass
 class Graph:
-    """Graph of batch size `size`. A node has payload[n.payload : n.payload + n.size]; edge ends are node numbers.
+    """Graph of batch size `size`; a node has payload[n.payload : n.payload + n.size], and edges connect node indices.
 
     A relocation is a word of the payload that is the address of `region` plus `offset`.
     """
@@ -118,9 +119,10 @@ class Graph:
 
 @dataclass
 class Tables:
-    """Graphs of one model by key, their shared data, and the reasons for graphs that must be captured instead.
+    """Graphs of one model by key, their shared data, and the reasons for refused graphs, which must be captured.
 
-    `blocks` are (region, length, offset in the region, start in `contents`); `content_relocations` are addresses in `contents`.
+    `blocks` are (region, length, offset in the region, start in `contents`). `content_relocations` are addresses in
+    `contents`.
     """
 
     graphs: dict[str, Graph] = field(default_factory=dict)
@@ -134,14 +136,14 @@ class Tables:
     content_relocations: Array = field(default_factory=lambda: np.zeros(0, RELOCATION))
 
     def drop_graphs(self, reasons: Mapping[str, str]) -> Tables:
-        """Return the tables without these graphs, which are marked as refused with the given reasons."""
+        """Return the tables without these graphs, which are marked as refused for the given reasons."""
         kept = {key: graph for key, graph in self.graphs.items() if key not in reasons}
         return replace(self, graphs=kept, refused={**self.refused, **reasons})
 
 
 @dataclass
 class Manifest:
-    """Content of graphs.json."""
+    """Contents of graphs.json."""
 
     format: int
     tables: str
@@ -161,7 +163,7 @@ def sha256(data: bytes) -> str:
 
 
 def save(tables: Tables, directory: Path, binaries: Mapping[str, bytes]) -> str:
-    """Write the tables and kernel binaries into `directory`, which is created; return the seal."""
+    """Write the tables and kernel binaries to `directory`, which is created; return the seal."""
     (directory / KERNELS).mkdir(parents=True, exist_ok=True)
     for digest, data in binaries.items():
         (directory / KERNELS / digest).write_bytes(data)
@@ -185,13 +187,13 @@ def save(tables: Tables, directory: Path, binaries: Mapping[str, bytes]) -> str:
 
 
 def read_file(path: Path) -> bytes:
-    """Return the bytes of a regular file. Raises OSError for another one, such as a pipe, on which a read would wait."""
+    """Return the bytes of a regular file. Raises OSError for other files, such as pipes, whose read could block."""
     with files.open_regular(path) as file:
         return file.read()
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Read the sealed JSON. Raises AlteredTableError if it is truncated, changed, or has an unsupported format."""
+    """Read graphs.json. Raises AlteredTableError if it is truncated or changed, or has an unsupported format."""
     try:
         document = json.loads(read_file(directory / MANIFEST))
         unsealed = {name: value for name, value in document.items() if name != "seal"}
@@ -205,7 +207,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def load(directory: Path) -> Tables:
-    """Load the tables of a directory. Raises AlteredTableError."""
+    """Load the tables in a directory. Raises AlteredTableError."""
     manifest = read_manifest(directory)
     try:
         packed = read_file(directory / ARRAYS)
@@ -217,7 +219,7 @@ def load(directory: Path) -> Tables:
         raise AlteredTableError(f"cannot read {ARRAYS}: {error}") from error
     counts = arrays.pop("graphs")
     if counts.dtype != GRAPH or len(counts) != len(set(manifest.keys)):
-        raise AlteredTableError("graph tables: keys and graphs differ")
+        raise AlteredTableError(f"invalid {ARRAYS}: it does not contain one graph for each key")
     parts = {name: _split(arrays.pop(name), counts[name], name) for name in PARTS}
     graphs = [
         Graph(int(row["size"]), **{name: parts[name][number] for name in PARTS})
@@ -230,12 +232,12 @@ def load(directory: Path) -> Tables:
 def _split(rows: Array, counts: Array, name: str) -> list[Array]:
     ends = np.cumsum(counts.astype(np.int64))
     if (int(ends[-1]) if len(ends) else 0) != len(rows):
-        raise AlteredTableError(f"graph tables: the graphs do not cover the {name}")
+        raise AlteredTableError(f"invalid {ARRAYS}: the graphs do not cover all rows of {name}")
     return np.split(rows, ends[:-1])
 
 
 def read_by_digest(directory: Path, digest: str) -> bytes:
-    """Read a file that is named by its digest, and verify it. Raises AlteredTableError."""
+    """Read a file whose name is its digest, and verify it. Raises AlteredTableError."""
     try:
         data = read_file(directory / digest)
     except OSError as error:
@@ -246,7 +248,7 @@ def read_by_digest(directory: Path, digest: str) -> bytes:
 
 
 def rewrite(tables: Tables, directory: Path) -> str:
-    """Replace the tables of a bundle, with the same binaries; return the new seal. Raises AlteredTableError."""
+    """Replace the tables of a bundle, keep its binaries, and return the new seal. Raises AlteredTableError."""
     place = directory / KERNELS
     return save(tables, directory, {d: read_by_digest(place, d) for d in read_manifest(directory).binaries})
 
@@ -255,7 +257,7 @@ def rewrite(tables: Tables, directory: Path) -> str:
 
 
 def places(graph: Graph, kernels: Sequence[Kernel], stride: int = STRIDE) -> Array:
-    """Return the sorted payload offsets (int64) at which 8 bytes within one parameter could be an address."""
+    """Return the sorted payload offsets (int64) at which 8 bytes of one parameter could be an address."""
     parts = _find_windows(graph, kernels, 8, stride)
     for kind, offsets in ((1, (0, 8)), (2, (0,))):
         starts = graph.nodes["payload"][graph.nodes["kind"] == kind].astype(np.int64)
@@ -264,16 +266,16 @@ def places(graph: Graph, kernels: Sequence[Kernel], stride: int = STRIDE) -> Arr
 
 
 def maps(graph: Graph, kernels: Sequence[Kernel]) -> Array:
-    """Return the payload offsets at which a tensor map could be: aligned within its parameter, alone or in a struct.
+    """Return the sorted payload offsets at which a tensor map could be, alone or in a struct.
 
-    The alignment is relative to the start of the parameter. The compiler aligns the parameter in the constant
-    bank but not in the packed buffer.
+    The alignment is relative to the start of the parameter: the compiler aligns the parameter in the constant bank, but
+    not in the packed buffer.
     """
     return np.sort(np.concatenate(_find_windows(graph, kernels, TENSOR_MAP_BYTES, MAP_STRIDE)))
 
 
 def _find_windows(graph: Graph, kernels: Sequence[Kernel], width: int, stride: int) -> list[Array]:
-    """Return the positions of all windows of `width` bytes at each `stride` within one parameter of each launch."""
+    """Return the offsets of all windows of `width` bytes at each `stride` within one parameter of each launch."""
     found = [np.zeros(0, np.int64)]
     for number in graph.kernels():
         launched = (graph.nodes["kind"] == 0) & (graph.nodes["kernel"] == number)
@@ -290,7 +292,7 @@ def values(payload: Array, at: Array) -> Array:
 
 
 class Intervals:
-    """Index of disjoint regions by address."""
+    """Index of disjoint memory regions by address."""
 
     def __init__(self, regions: Sequence[SymbolRegion]) -> None:
         self.order = np.argsort([r.base for r in regions], kind="stable").astype(np.int64)
@@ -299,7 +301,7 @@ class Intervals:
         overlap = self.base[:-1] + self.size[:-1] > self.base[1:]
         if overlap.any():
             first = regions[self.order[int(np.argmax(overlap))]]
-            raise GraphError(f"region {first.symbol} overlaps the next region; symbols must not alias")
+            raise GraphError(f"region {first.symbol} overlaps the next region")
 
     def find(self, addresses: Array) -> Array:
         """Return, for each address, the index of the region that contains it, or NONE."""

@@ -1,4 +1,4 @@
-"""PyTorch backend: names of tensor memory, segments of the private pool, and capture with CUDAGraph.
+"""PyTorch backend: names of tensor memory, segments of the private pool, and captured CUDAGraph objects.
 
 Without a GPU, tests cover only the pure functions; benchmarks/gpu/plan.py runs this module on a GPU.
 """
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 class TorchFramework:
     """PyTorch backend for one model.
 
-    `tensors` maps symbols (param:, buffer:, kv:, static:) to tensors. `capture` returns a CUDAGraph that
-    retains its raw graph. `pool` is the id of the private memory pool (torch.cuda.graph_pool_handle()). A
-    capturing process records the memory history before it allocates anything: the history numbers its allocations.
+    `tensors` maps symbols (param:, buffer:, kv:, static:) to tensors. `capture` returns a CUDAGraph that keeps its raw
+    graph. `pool` is the id of the private memory pool (torch.cuda.graph_pool_handle()). A process that captures must
+    record the memory history before its first allocation, because allocations are numbered in that history.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class TorchFramework:
         return pool_segments(self.torch.cuda.memory._snapshot(), self._pool)
 
     def reserve(self, sizes: Sequence[int]) -> list[int]:
-        """Allocate a block per size in bytes and keep the blocks until `release`; return their addresses."""
+        """Allocate one block for each size in bytes, keep the blocks until `release`, and return their addresses."""
         new = [self.torch.empty(size, dtype=self.torch.uint8, device="cuda") for size in sizes]
         self.reserved += new
         return [tensor.data_ptr() for tensor in new]
@@ -58,7 +58,7 @@ class TorchFramework:
         return trace_events(self.torch.cuda.memory._snapshot(), self._pool)
 
     def capture(self, key: str) -> Captured:
-        """Capture a graph and instantiate it in the driver. Raises GraphRefusedError if PyTorch cannot capture it."""
+        """Return a captured graph, instantiated in the driver. Raises GraphRefusedError if PyTorch cannot capture it."""
         try:
             graph = self._capture(key)
             raw = int(graph.raw_cuda_graph())
@@ -67,7 +67,7 @@ class TorchFramework:
         return Captured(raw, self.driver.instantiate(raw), [graph])
 
     def consumes_random(self, captured: Captured) -> bool:
-        """Return whether a replay advances the default random generator, whose offsets PyTorch's replay() would rewrite."""
+        """Return whether a replay advances the default random generator, whose offsets only PyTorch's own replay() updates."""
         cuda, (graph,) = self.torch.cuda, captured.keep
         generator = cuda.default_generators[cuda.current_device()]
         before = generator.get_offset()
@@ -80,9 +80,9 @@ class TorchFramework:
 
 
 def define_kept_class(plain: Any) -> Any:
-    """Return a subclass of CUDAGraph that retains its raw graph after instantiation.
+    """Return a subclass of CUDAGraph that keeps its raw graph after instantiation.
 
-    The base class is a pybind class, whose argument can only be passed through `__init__`.
+    The base class is a pybind class, whose arguments must be passed through `__init__`.
     """
 
     class Kept(plain):  # type: ignore[misc]
@@ -93,7 +93,7 @@ def define_kept_class(plain: Any) -> Any:
 
 
 def tensor_regions(tensors: Mapping[str, Any]) -> list[SymbolRegion]:
-    """Return one region per storage (shared by views and tied weights), named by its first symbol."""
+    """Return one region for each storage (shared by views and tied weights), named after its first tensor."""
     regions = []
     for symbol, tensor in tensors.items():
         storage = tensor.untyped_storage()
@@ -103,14 +103,14 @@ def tensor_regions(tensors: Mapping[str, Any]) -> list[SymbolRegion]:
 
 
 def pool_segments(snapshot: Mapping[str, Any], pool: tuple[int, int]) -> list[SymbolRegion]:
-    """Return the segments of one private pool, by address."""
+    """Return the segments of one private pool in order of address."""
     mine = [s for s in snapshot["segments"] if tuple(s.get("segment_pool_id", (0, 0))) == tuple(pool)]
     mine.sort(key=itemgetter("address"))
     return [SymbolRegion(f"pool:{i}", int(s["total_size"]), int(s["address"])) for i, s in enumerate(mine)]
 
 
 def trace_events(snapshot: Mapping[str, Any], pool: tuple[int, int]) -> list[AllocationEvent]:
-    """Return the allocation and free events of the caching allocator, in order."""
+    """Return the allocation and free events of the caching allocator in order."""
     kinds = {"alloc": "alloc", "free_completed": "free"}
     return [
         AllocationEvent(

@@ -1,15 +1,15 @@
-"""Classes of requests for `--scheduler deadline`: the priority of a request that gives none, by its API key or by a header.
+"""Request classes for `--scheduler deadline`, which set the priority of requests by API key or by header.
 
-A file has one table for each class, and the first class that fits a request is its class:
+The file has one table for each class. A request belongs to the first class that matches:
 
 [interactive]
-priority = -10                  # smaller is served earlier; a request of no class has 0
-header = "X-Class: interactive" # a header of the request and its value
+priority = -10                  # smaller is served earlier; requests without a class have 0
+header = "X-Class: interactive" # name and value of a request header
 [batch]
 priority = 10
 key_file = "/run/keys/batch"    # file of an API key, absolute, or relative to this file
 
-Invariant: no key is part of an error, or of a comparison whose time depends on its content.
+Invariant: errors contain no key, and the duration of a comparison does not depend on the key.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _EXAMPLE = 'write [NAME], priority = 10 and header = "X-Class: batch", or key_fi
 
 
 class Classes:
-    """Classes of one file. Raises UsageError for a file that cannot be read or has no valid class."""
+    """Request classes of one file. Raises UsageError if the file cannot be read or a class is invalid."""
 
     def __init__(self, file: Path) -> None:
         try:
@@ -45,10 +45,10 @@ class Classes:
             except ValueError as error:
                 raise UsageError(f"{file}: the class {name} {error}", hint=_EXAMPLE) from error
         if not self._priorities:
-            raise UsageError(f"{file} has no class", hint=_EXAMPLE)
+            raise UsageError(f"{file} contains no class", hint=_EXAMPLE)
 
     def find(self, headers: Iterable[Header]) -> int:
-        """Return the priority of the first class that has one of the headers of a request, 0 without one."""
+        """Return the priority of the first class that matches one of the request headers, or 0."""
         given = list(headers)
         fitting = (
             priority
@@ -59,7 +59,7 @@ class Classes:
 
 
 def _parse(table: object, folder: Path) -> tuple[Header, int]:
-    """Return the header of a class and its priority. Raises ValueError, whose message continues the name of the class."""
+    """Return the header and the priority of a class. Raises ValueError, whose message continues the name of the class."""
     members = dict(table) if isinstance(table, dict) else {}
     priority = members.pop("priority", None)
     if type(priority) is not int or not -MAX_CLIENT_PRIORITY <= priority <= MAX_CLIENT_PRIORITY:

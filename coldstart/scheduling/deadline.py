@@ -1,7 +1,7 @@
 """Order requests by deadline: the arrival time plus `factor` times the prefill time of the uncached prompt.
 
-Invariant: a request can overtake another one of equal client priority only if it arrives less than `slack_s` seconds after
-it. So no request starves, and short prompts wait less for long ones. Output lengths are not predicted.
+Invariant: a request can overtake an earlier request of equal client priority only if it arrives less than `slack_s`
+seconds later. So no request starves, and short prompts wait less for long ones. Output lengths are not predicted.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class RecentPrefixes:
 
 
 class Deadlines:
-    """Deadlines encoded as priorities for vLLM's `--scheduling-policy priority`, which serves the smallest first.
+    """Deadlines encoded as priorities for vLLM's `--scheduling-policy priority`, which serves the smallest value first.
 
-    With `slo_s`, a deadline is at most the latest time at which the prefill can begin and still meet a TTFT of `slo_s` seconds.
-    `cache_tokens` is the size of the prefix cache in tokens, 0 without one.
+    With `slo_s`, a deadline is at most the latest start of the prefill that meets a TTFT of `slo_s` seconds.
+    `cache_tokens` is the size of the prefix cache in tokens, or 0.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Deadlines:
         self._recent = RecentPrefixes(cache_tokens)
 
     def slack_s(self, tokens: int) -> float:
-        """Return the seconds between arrival and deadline of a prompt with `tokens` uncached tokens."""
+        """Return the seconds between the arrival and the deadline of a prompt with `tokens` uncached tokens."""
         prefill_s = self.profile.prefill(tokens)
         slack_s = self.factor * prefill_s
         return slack_s if self.slo_s is None else min(slack_s, max(0.0, self.slo_s - prefill_s))

@@ -29,11 +29,11 @@ _SLACK = 1 - 1e-9
 
 
 class SkipJoinMlfq:
-    """Queues Q1 to Qn of live jobs, with `quanta` in seconds; iterating yields every job, highest priority first.
+    """Queues Q1 to Qn of unfinished jobs, with `quanta` in seconds; iterating yields every job, highest priority first.
 
-    The engine calls `add` on arrival, `add_service` after each iteration for each job that ran, `tick` before each decision,
-    and `remove` once at the end. B is the maximum batch size. Times are in seconds on one clock. `moved` counts promotions and
-    demotions that changed the order.
+    The engine calls `add` on arrival, `add_service` for each job that ran after each iteration, `tick` before each
+    decision, and `remove` at the end. Times are in seconds on one clock. `moved` counts promotions and demotions that
+    changed the order.
     """
 
     def __init__(self, profile: IterationProfile, settings: SchedulerSettings | None = None) -> None:
@@ -59,7 +59,7 @@ class SkipJoinMlfq:
         return min(bisect_left(self.quanta, job.next_s(self.profile) * _SLACK), len(self.quanta) - 1)
 
     def next_level(self, job: Job) -> int:
-        """Return the level of a job that has used its quantum."""
+        """Return the level to which a job that has used its quantum is demoted."""
         return min(max(job.level + self.settings.eta, self.first_level(job)), len(self.quanta) - 1)
 
     def add(self, job: Job, now: float) -> None:
@@ -86,7 +86,7 @@ class SkipJoinMlfq:
             self._demote(job)
 
     def add_decode_step(self, jobs: Iterable[Job], seconds: float, now: float) -> None:
-        """Record an iteration that generated one token for each job. Equivalent to `add_service`, but three times as fast."""
+        """Record an iteration that generated one token for each job; equivalent to `add_service`, but three times as fast."""
         used, unserved, growth = self._quantum_limits, self._unserved, self._patience_growth
         for job in jobs:
             job.generated += 1
@@ -120,13 +120,13 @@ class SkipJoinMlfq:
     def alpha(self, batch: int) -> float:
         """Return the current starvation limit in seconds.
 
-        The load is the time to give each job one iteration: decoding jobs share iterations, prefill times add up.
+        The load is the time to give each job one iteration: decoding jobs share iterations, and prefill times add up.
         """
         load_s = len(self) / batch * self.profile.decode(batch) + max(0.0, self._total_prefill_s)
         return max(self.settings.alpha_s, self.settings.alpha_growth * load_s)
 
     def enst(self, now: float, batch: int) -> Callable[[Job], float]:
-        """Return a function from a live job to its estimated next scheduled time, in seconds from now."""
+        """Return a function that predicts the next scheduled time of a job (ENST), in seconds from now."""
         execute, above, limit = [0.0], 0, self.alpha(batch)
         for queue, quantum in zip(self.queues, self.quanta, strict=True):
             above += len(queue)
@@ -199,12 +199,12 @@ class SkipJoinMlfq:
 
 
 class OrderAlternation:
-    """Alternate between the policy's order and arrival order, which gets `share` of the time.
+    """Alternation between the policy's order and arrival order, which gets `share` of the time.
 
-    Invariant: |time in arrival order - share * total time| is at most one iteration, or one run of iterations that kept the
-    order. In its share of the time, arrival order makes each job progress at least as under FCFS. With enough KV memory and
-    iterations of equal cost, each latency is at most 1/share times that of FCFS, plus two iterations; with unequal costs
-    this is approximate.
+    Invariant: |time in arrival order - share * total time| is at most one iteration, or one run of iterations that kept
+    the order. In its share of the time, arrival order makes each job progress at least as under FCFS. With enough KV
+    memory and iterations of equal cost, each latency is at most 1/share times that of FCFS, plus two iterations; with
+    unequal costs this is approximate.
     """
 
     def __init__(self, share: float) -> None:
@@ -212,7 +212,7 @@ class OrderAlternation:
         self._arrival_order_s = self._total_s = 0.0
 
     def add_time(self, seconds: float) -> None:
-        """Record the duration of the latest iteration, in seconds."""
+        """Add the duration of the latest iteration, in seconds."""
         self._total_s += seconds
         self._arrival_order_s += seconds * self._uses_arrival_order
 

@@ -24,7 +24,7 @@ grouped-query attention (groups of four); an iteration reads both at the same ba
 
 
 class ProfileError(ValueError):
-    """The iteration profile is invalid; the message says where."""
+    """The iteration profile is invalid; the message names the invalid part."""
 
 
 class _Section(msgspec.Struct):
@@ -49,11 +49,11 @@ class Curve:
         """
         ordered = sorted((float(x), float(y)) for x, y in points)
         if not ordered:
-            raise ProfileError(f"iteration profile: {name} has no points")
+            raise ProfileError(f"invalid iteration profile: {name} has no points")
         if any(y <= 0 for _, y in ordered):
-            raise ProfileError(f"iteration profile: {name} has a time that is zero or negative")
+            raise ProfileError(f"invalid iteration profile: {name} has a time that is zero or negative")
         if any(a == b for (a, _), (b, _) in pairwise(ordered)):
-            raise ProfileError(f"iteration profile: {name} has two times for one size")
+            raise ProfileError(f"invalid iteration profile: {name} has two times for one size")
         lowest = list(accumulate((y for _, y in reversed(ordered)), min))
         return cls(tuple(x for x, _ in ordered), tuple(reversed(lowest)))
 
@@ -89,11 +89,11 @@ class IterationProfile:
             msgspec.ValidationError,
             OverflowError,
         ) as error:  # an integer can exceed the range of a float
-            raise ProfileError(f"iteration profile: {error}") from error
+            raise ProfileError(f"invalid iteration profile: {error}") from error
         return cls.create(found.prefill, found.decode)
 
     def encode(self) -> dict[str, list[list[float]]]:
-        """Return the `iterations` section; parse(p.encode()) == p."""
+        """Return the `iterations` section, from which `parse` creates an equal profile."""
         curves = {"prefill": self.prefill, "decode": self.decode}
         return {name: [[x, y] for x, y in zip(c.xs, c.ys, strict=True)] for name, c in curves.items()}
 

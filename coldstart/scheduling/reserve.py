@@ -14,7 +14,7 @@ _AVERAGE_WEIGHT = 0.2
 
 
 class ArrivalReserve:
-    """Reserve computed from the arrivals of the last `history` windows.
+    """Number of KV blocks to reserve, computed from the arrivals of the last `history` windows.
 
     `window_s` is the latency of a load in seconds: initially FIRST_WINDOW_S, then a moving average of measurements.
     """

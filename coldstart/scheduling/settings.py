@@ -270,12 +270,12 @@ class SchedulerSettings:
 
 
 def needs_front_end_hooks(additional_config: object) -> tuple[bool, bool]:
-    """Return whether a value of vLLM's --additional-config enables deadlines, and whether it enables shadow predictions."""
+    """Return whether vLLM's --additional-config enables deadlines, and whether it enables shadow predictions."""
     values = additional_config.get(KEY) if isinstance(additional_config, Mapping) else None
     known = values if isinstance(values, Mapping) else {}
     return known.get("policy") == DEADLINE, known.get("shadow_s") is not None
 
 
 def options(*, live: bool = True) -> Iterator[tuple[str, Setting]]:
-    """Yield the fields with a command-line option; without `live`, only those that apply to simulated servers."""
+    """Yield the fields that have a command-line option; without `live`, only those that apply to simulated servers."""
     return ((name, one) for name, one in list_settings(SchedulerSettings) if one.flag and live >= one.live)

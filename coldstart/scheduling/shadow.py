@@ -80,18 +80,18 @@ class QueueModel:
 
 
 class Shadow:
-    """Recently finished requests, to replay in arrival order and in deadline order."""
+    """Recently finished requests, which are replayed in arrival order and in deadline order."""
 
     def __init__(self, model: QueueModel, slack_s: Callable[[int], float], *, serves_deadlines: bool) -> None:
         self._model, self._slack_s, self._serves_deadlines = model, slack_s, serves_deadlines
         self._requests = deque[FinishedRequest](maxlen=MAX_REQUESTS)
 
     def add(self, request: FinishedRequest) -> None:
-        """Add a request that has ended."""
+        """Add a finished request."""
         self._requests.append(request)
 
     def predict(self) -> Prediction | None:
-        """Predict how the other order would serve the recent requests; None with fewer than LEAST."""
+        """Predict how the other order would serve the recent requests; return None with fewer than MIN_REQUESTS requests."""
         requests = sorted(self._requests)
         if len(requests) < MIN_REQUESTS:
             return None
@@ -146,7 +146,7 @@ class QueueReplay:
         self.first_token_times, self.end_times = [inf] * len(self.requests), [inf] * len(self.requests)
 
     def step(self) -> bool:
-        """Run iterations until the next event; return whether requests are left."""
+        """Simulate iterations until the next event; return whether requests remain."""
         if not self.running and not self.waiting:
             if self.arrived_count == len(self.requests):
                 return False

@@ -1,7 +1,7 @@
 """CUDA driver calls through cuda-bindings.
 
-One kernel-parameter struct is reused: each node's 72 bytes are copied into it from the launch table, so a
-node costs one memmove and one driver call.
+One kernel-parameter struct is reused: the 72 bytes of each node are copied into it from the launch table, so a node costs
+one memmove and one driver call.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from coldstart.graphs.cuda.modules import ModuleLog
 from coldstart.graphs.errors import DriverError, GraphRefusedError
 from coldstart.graphs.tables import DEVICE, HOST, MEMCPY, MEMSET, Array, Attributes, Kernel, SymbolRegion
 
-OLDEST = 13  # earlier versions have another signature for calls with edge data
+OLDEST = 13  # earlier versions have another signature for functions with edge data
 INSTANTIATE = 1 | 8  # auto free on launch, node priorities: the flags of PyTorch
 MAP_ALIGNMENT = 64
 
@@ -47,7 +47,7 @@ def bindings() -> Any:
 
 
 def call(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a driver function; return its results without the error code. Raises DriverError."""
+    """Call a driver function, and return its results without the error code. Raises DriverError."""
     try:
         error, *values = function(*arguments)
     except RuntimeError as missing:  # cuda-bindings found no driver library or no entry point
@@ -58,7 +58,7 @@ def call(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def primary_context(ordinal: int = 0) -> Any:
-    """Retain the primary context of a device and make it current in this thread."""
+    """Retain the primary context of a device, and make it current in this thread."""
     d = bindings()
     call(d.cuInit, 0)
     context = call(d.cuDevicePrimaryCtxRetain, call(d.cuDeviceGet, ordinal))
@@ -67,7 +67,7 @@ def primary_context(ordinal: int = 0) -> Any:
 
 
 class CudaDriver:
-    """Driver that reads, builds and launches graphs in the primary context of the first visible device.
+    """Driver that reads, builds and launches graphs in the primary context of the first visible GPU.
 
     `modules` finds the binary of each function.
     """
@@ -87,7 +87,7 @@ class CudaDriver:
         return [int(n) for n in call(self.d.cuGraphGetNodes, handle, count)[0]]
 
     def edges(self, graph: int) -> list[Edge]:
-        """Return the edges, read into our own buffers, because cuda-bindings 13.0 returns freed edge data."""
+        """Return the edges, read into separate buffers because cuda-bindings 13.0 returns freed edge data."""
         count = ctypes.c_size_t()
         self._get_edges(graph, None, None, None, count)
         sources, targets = ((ctypes.c_uint64 * count.value)() for _ in range(2))
@@ -119,8 +119,8 @@ class CudaDriver:
     def _payload(p: Any, kernel: Kernel) -> bytes:
         """Return the packed parameters."""
         out = bytearray(kernel.size)
-        if kernel.layout and not int(p.kernelParams):  # a launch that packed them itself (`extra`)
-            raise GraphRefusedError("a kernel node has no readable parameters")
+        if kernel.layout and not int(p.kernelParams):  # the launch passed packed parameters (`extra`)
+            raise GraphRefusedError(f"the parameters of kernel {kernel.name} cannot be read")
         pointers = (ctypes.c_uint64 * len(kernel.layout)).from_address(int(p.kernelParams))
         for address, (offset, size) in zip(pointers, kernel.layout, strict=True):
             out[offset : offset + size] = ctypes.string_at(address, size)
@@ -129,7 +129,7 @@ class CudaDriver:
     def _attributes(self, node: int) -> Attributes:
         handle, attributes = self.d.CUgraphNode(node), []
         if self._attribute(handle, 1)[8:16].strip(b"\0"):  # num_bytes of CUaccessPolicyWindow
-            raise GraphRefusedError("a node has an access-policy window")
+            raise GraphRefusedError("a kernel node has an access policy window, which cannot be restored")
         for number in NODE_ATTRIBUTES:
             data = self._attribute(handle, number).rstrip(b"\0")
             if data and data != DEFAULTS.get(number):
@@ -153,11 +153,11 @@ class CudaDriver:
         p = call(self.d.cuGraphMemcpyNodeGetParams, self.d.CUgraphNode(node))
         for side in ("src", "dst"):
             if any(int(getattr(p, side + part)) for part in ("XInBytes", "Y", "Z", "LOD")):
-                raise GraphRefusedError("a memory copy has an offset into its source or destination")
+                raise GraphRefusedError("a memory copy node has an offset into its source or destination")
             on_device = int(getattr(p, f"{side}MemoryType")) in (MEMORY_DEVICE, 4)
             held = self.address_range(int(getattr(p, f"{side}Device"))) if on_device else None
             if held is None or held.symbol == HOST:
-                raise GraphRefusedError("a memory copy reads or writes host memory or an array")
+                raise GraphRefusedError("a memory copy node reads or writes host memory or an array")
         return np.array([tuple(int(getattr(p, name)) for name in MEMCPY.names or ())], MEMCPY).tobytes()
 
     # --- functions -----------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ class CudaDriver:
             call(self.d.cuGraphKernelNodeSetAttribute, node, self.d.CUlaunchAttributeID(number), value)
 
     def add_edges(self, graph: int, nodes: Sequence[Any], edges: Array) -> None:
-        """Add edges, with one call for each distinct value of their edge data.
+        """Add edges, with one call for each distinct value of the edge data.
 
         Drivers 580 to 610 apply the data of the first edge in a call to all edges of that call.
         """
@@ -311,7 +311,7 @@ class CudaDriver:
         call(self.d.cuCtxSynchronize)
 
     def move_tensor_map(self, descriptor: bytes, address: int) -> bytes:
-        # Use an own buffer: the driver requires 64-byte alignment, which the bindings' object lacks.
+        # Use a separate buffer, because the driver requires 64-byte alignment, which the bindings' object lacks.
         held = ctypes.create_string_buffer(len(descriptor) + MAP_ALIGNMENT)
         at = -(-ctypes.addressof(held) // MAP_ALIGNMENT) * MAP_ALIGNMENT
         ctypes.memmove(at, descriptor, len(descriptor))

@@ -1,9 +1,9 @@
-"""Find the binary of a function through its module, with CUPTI callbacks. Used offline only; needs no LD_PRELOAD.
+"""Find the binary of a function through its module, with CUPTI callbacks; used offline only, without LD_PRELOAD.
 
-A callback of the domain RESOURCE has the binary of each module that the driver loads. If that happens inside a call of
-cuModuleLoad*, as Triton and Inductor load their kernels, the callback at the end of the call has the handle of the module,
-so its functions are known by their binary although others have the same name. The kernels of a library that the
-driver loads lazily are known by name; if several binaries define a name, the set of functions in the module decides.
+A callback of the domain RESOURCE receives the binary of each module that the driver loads. If the load happens in a call
+of cuModuleLoad*, as for kernels of Triton and Inductor, the callback at the end of the call receives the module handle.
+The binary of the module's functions is then known even if other functions have the same name. Kernels of lazily loaded
+libraries are found by name; if several binaries define a name, the set of functions in the module decides.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint3
 
 @dataclass
 class ModuleLog:
-    """Log of loaded binaries by digest, in order of loading."""
+    """Loaded kernel binaries by digest, in order of loading."""
 
     images: dict[str, bytes] = field(default_factory=dict)
     cubins: dict[str, Cubin] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class ModuleLog:
     _by_module: dict[int, str] = field(default_factory=dict)
 
     def record(self, image: bytes) -> str | None:
-        """Record a binary and return its digest; ignore images that are not cubins."""
+        """Record a binary, and return its digest; return None for an image that is not a cubin."""
         digest = sha256(image)
         if digest in self.images:
             return digest
@@ -55,13 +55,13 @@ class ModuleLog:
         return digest
 
     def link_module(self, module: int, digest: str) -> None:
-        """Record the binary of a module. Handles of unloaded modules may be reused."""
+        """Record the binary of a module; handles of unloaded modules may be reused."""
         self._by_module[module] = digest
 
     def digest(self, module: int, name: str, layout: Layout, siblings: Callable[[], set[str]]) -> str | None:
         """Return the digest of a function's binary, or None if it is unknown or ambiguous.
 
-        `siblings` returns the names in the function's module; it is called only if needed.
+        `siblings` returns the function names in the same module, and is called only if needed.
         """
         known = self._by_module.get(module)
         if known is not None and name in self.cubins[known].kernels:
@@ -82,13 +82,13 @@ class _Module(ctypes.Structure):
 
 
 class _Call(ctypes.Structure):
-    """Start of CUpti_CallbackData."""
+    """First fields of CUpti_CallbackData."""
 
     _fields_ = (("site", ctypes.c_int), ("name", ctypes.c_char_p), ("parameters", ctypes.c_void_p))
 
 
 def candidates() -> Iterator[str]:
-    """Yield names and paths of libcupti."""
+    """Yield file names and paths of libcupti."""
     spec = importlib.util.find_spec("nvidia")
     for root in (spec.submodule_search_locations or []) if spec else []:
         yield from sorted(str(path) for path in Path(root).glob("*/lib/libcupti.so*"))
@@ -96,7 +96,7 @@ def candidates() -> Iterator[str]:
 
 
 def library() -> ctypes.CDLL:
-    """Load libcupti. Raises DriverError."""
+    """Load libcupti. Raises DriverError with the install command."""
     for name in candidates():
         with suppress(OSError):
             return ctypes.CDLL(name)
@@ -104,9 +104,9 @@ def library() -> ctypes.CDLL:
 
 
 class ModuleWatch:
-    """Subscription that adds loaded modules to a ModuleLog for the rest of the process.
+    """CUPTI subscription that adds loaded modules to a ModuleLog for the rest of the process.
 
-    It must subscribe before the first kernel is launched. Raises DriverError if CUPTI rejects it.
+    Create it before the first kernel launch. Raises DriverError if CUPTI rejects the subscription.
     """
 
     def __init__(self, log: ModuleLog) -> None:

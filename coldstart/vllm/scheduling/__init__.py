@@ -1,7 +1,8 @@
 """Scheduling policies for vLLM's V1 engine (`--scheduler-cls`), and the vLLM arguments that enable them.
 
-Invariants: vLLM's own schedule() makes every allocation; this package only selects the requests that it considers. All
-settings are vLLM arguments, so a server started manually with them behaves the same. Imports neither vllm nor torch.
+Invariants: vLLM's own schedule() allocates all memory; this package only selects the requests that it considers. All
+settings are vLLM arguments, so a manually started server with these arguments behaves the same. This module imports
+neither vllm nor torch.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ OFFLOADING_MODULE = "coldstart.vllm.scheduling.offload"
 
 
 def serve_arguments(settings: SchedulerSettings, *, on_cpu: bool) -> list[str]:
-    """Return the vLLM arguments for the settings; without host_bytes, preempted KV is recomputed.
+    """Return the vLLM arguments for the settings. Without host_bytes, the KV of preempted requests is recomputed.
 
-    On the CPU platform, a KV connector makes vLLM reserve cores. Set VLLM_CPU_OMP_THREADS_BIND, for example to 0 on two cores;
+    On the CPU, a KV connector makes vLLM reserve cores. Set VLLM_CPU_OMP_THREADS_BIND, for example to 0 on two cores;
     otherwise every step takes twice as long.
     """
     evicts = settings.policy == MLFQ
@@ -39,9 +40,9 @@ def serve_arguments(settings: SchedulerSettings, *, on_cpu: bool) -> list[str]:
 
 
 def kv_transfer_config(host_bytes: int, *, on_cpu: bool, evicts: bool) -> dict[str, Any]:
-    """Return the --kv-transfer-config of vLLM's offloading connector, which also stores decode KV (off by default).
+    """Return the --kv-transfer-config of vLLM's offloading connector, with offloading of decode KV enabled.
 
-    With `evicts`, PolicyScheduler evicts the requests, not vLLM's scheduler.
+    With `evicts`, PolicyScheduler evicts requests instead of vLLM's scheduler.
     """
     extra: dict[str, Any] = {"cpu_bytes_to_use": host_bytes, "offload_prompt_only": False}
     if on_cpu:

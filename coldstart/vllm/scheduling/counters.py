@@ -1,7 +1,8 @@
-"""Counters of the scheduler, published in vLLM's /metrics.
+"""Scheduler counters, published in vLLM's /metrics.
 
-Invariant: counters never decrease, and queue lengths sum to the number of unfinished requests. The API server collects them
-from the engine process through prometheus_client's multiprocess directory, which must be set before the start.
+Invariant: counters never decrease, and the queue lengths sum to the number of unfinished requests. The API server
+collects the values from the engine process through prometheus_client's multiprocess directory, which must be set before
+the start.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ PREFIX = "coldstart_scheduler_"
 
 @dataclass
 class Counters:
-    """Totals since the start.
+    """Scheduler totals since the start.
 
-    vLLM counts transferred bytes itself (`vllm:kv_offload_*`). `blocks_evicted` counts device blocks freed by evictions, which
-    need no copy because blocks are stored as they fill. `blocked_on_loads_seconds` sums the time of requests within the batch
-    whose KV is still on the host; `loading_seconds` is the part of it spent in transfers.
+    vLLM itself counts transferred bytes (`vllm:kv_offload_*`). `blocks_evicted` counts GPU blocks freed by evictions,
+    which need no copy because full blocks are already stored. `blocked_on_loads_seconds` sums the time that requests
+    within the batch wait for KV on the host; `loading_seconds` is the part of it spent in transfers.
     """
 
     evictions: int = 0
@@ -36,7 +37,7 @@ class Counters:
 
 
 class Exporter:
-    """Publisher of counters and queue lengths to Prometheus; inactive without a multiprocess directory."""
+    """Publisher of counters and queue lengths to Prometheus; it does nothing without a multiprocess directory."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._gauges: dict[str, Any] | None = None

@@ -1,6 +1,6 @@
 """Deadlines and shadow predictions in vLLM's API server process; the engine and its scheduler are unchanged.
 
-A request's deadline is passed to vLLM's own scheduler as its priority. Predictions run in a vLLM statistics logger.
+The deadline of a request is passed to vLLM's own scheduler as its priority. Predictions run in a vLLM statistics logger.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger("vllm.coldstart")
 
 
 class DeadlineLLM(AsyncLLM):
-    """vLLM's engine client with deadlines; settings come from --additional-config."""
+    """vLLM's engine client, which gives each request a deadline; settings come from --additional-config."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -43,7 +43,10 @@ class DeadlineLLM(AsyncLLM):
     async def add_request(
         self, request_id: str, prompt: Any, params: Any, *args: Any, priority: int = 0, **kwargs: Any
     ) -> Any:
-        """Add a request with its deadline as priority. The priority of the client, or of its class, takes precedence."""
+        """Add a request with its deadline as priority.
+
+        A priority set by the client or by the request class takes precedence.
+        """
         if not priority and self._classes is not None:
             priority = self._classes.find(HEADERS.get())
         deadline = self._deadlines.priority(time.time(), _get_token_ids(prompt), priority)
@@ -51,7 +54,7 @@ class DeadlineLLM(AsyncLLM):
 
 
 class ShadowLogger(StatLoggerBase):
-    """Statistics logger that predicts, for one engine, how the other order would serve its requests."""
+    """Statistics logger that predicts, for one engine, the latencies of its requests in the other serving order."""
 
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
         settings = SchedulerSettings.read(vllm_config.additional_config)
@@ -83,7 +86,7 @@ class ShadowLogger(StatLoggerBase):
             Thread(target=self.predict_and_publish, name="shadow", daemon=True).start()
 
     def predict_and_publish(self) -> None:
-        """Predict and publish; delay the next prediction so that predictions use at most MAX_CPU_SHARE of a core."""
+        """Predict and publish; delay the next prediction so that predictions use at most MAX_CPU_SHARE of a CPU core."""
         started_cpu_s = time.thread_time()
         if prediction := self._shadow.predict():
             self._publish(prediction)
@@ -92,7 +95,7 @@ class ShadowLogger(StatLoggerBase):
         )
 
     def log_engine_initialized(self) -> None:
-        """Do nothing: no request has finished."""
+        """Do nothing, because no request has finished."""
 
     def _publish(self, prediction: Prediction) -> None:
         own, other = self._current_and_other_order

@@ -1,6 +1,6 @@
-"""Headers of the request that vLLM's API server answers in the present task, for the classes of `--scheduler deadline`.
+"""Store the headers of the HTTP request that vLLM's API server handles in the current task, for `--deadline-classes`.
 
-vLLM loads the class through its own `--middleware`, also where another version replaced what reads the headers.
+vLLM loads the middleware through `--middleware`, even if our engine client is not used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ HEADERS: ContextVar[Sequence[Header]] = ContextVar("headers", default=())
 
 
 class KeepHeaders:
-    """ASGI middleware that keeps the headers of a request for all that its task calls."""
+    """ASGI middleware that makes the headers of a request available to all code of its task."""
 
     def __init__(self, app: Any) -> None:
         self._app = app

@@ -32,11 +32,11 @@ Pages = Iterator[tuple[int, int, int]]
 
 
 class PolicyOffloadingConnector(OffloadingConnector):
-    """vLLM's connector, restricted by PolicyScheduler; vLLM queries it before each admission.
+    """vLLM's offloading connector, restricted by PolicyScheduler; vLLM queries it before each admission.
 
-    Requests in `load_only` may start a load but are not admitted to compute. `hits` holds the latest number of loadable tokens
-    by request id; if the host evicts them, the request is recomputed instead of waiting forever. `away` holds evicted requests
-    that neither run nor load yet.
+    Requests in `load_only` may start a load, but are not admitted. `hits` is the latest number of loadable tokens by
+    request id; if the host has evicted them, the request is recomputed instead of waiting forever. `evicted` are evicted
+    requests that neither run nor load.
     """
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
@@ -59,7 +59,7 @@ class PolicyOffloadingConnector(OffloadingConnector):
         return None, False
 
     def find_hit(self, request: Request, manager: Any) -> int | None:
-        """Return the number of loadable tokens beyond the local prefix cache; None if not known yet."""
+        """Return the number of loadable tokens beyond the local prefix cache, or None if it is not known so far."""
         if request.request_id not in self.hits:
             tokens, _ = super().get_num_new_matched_tokens(request, manager.get_computed_blocks(request)[1])
             if tokens is None:
@@ -68,21 +68,21 @@ class PolicyOffloadingConnector(OffloadingConnector):
         return self.hits[request.request_id]
 
     def record_eviction(self, request: Request) -> None:
-        """Record the eviction of a request."""
+        """Record that a request was evicted."""
         self.hits.pop(request.request_id, None)
         self.evicted[request.request_id] = request
 
     def discard(self, request_id: str) -> None:
-        """Record that the request runs again, loads, or has finished."""
+        """Record that an evicted request runs again, loads, or has finished."""
         self.hits.pop(request_id, None)
         self.evicted.pop(request_id, None)
 
 
 class HostPool:
-    """Host memory in segments of `chunks` pages of `page` bytes, each allocated at first use.
+    """Host memory in segments of `chunks` pages of `page` bytes, which are allocated at first use.
 
-    vLLM computes the number of chunks from the first pipeline stage. A stage with more layers fits fewer chunks into the same
-    number of bytes, and needs further segments.
+    vLLM computes the number of chunks from the first pipeline stage. A stage with more layers fits fewer chunks into the
+    same number of bytes, and needs additional segments.
     """
 
     def __init__(self, chunks: int, page: int) -> None:
@@ -91,7 +91,7 @@ class HostPool:
         self._memory: list[mmap.mmap] = []
 
     def locate(self, chunk: int) -> int:
-        """Return the address of a chunk."""
+        """Return the address of a chunk in this process."""
         segment, index = divmod(chunk, self._chunks)
         while segment >= len(self._segment_addresses):
             memory = mmap.mmap(-1, self._chunks * self._page)
@@ -101,7 +101,7 @@ class HostPool:
 
 
 class CpuPoolWorker(OffloadingWorker):
-    """Worker that copies blocks between vLLM's KV tensors and the host pools of one rank, with one thread per direction."""
+    """Worker that copies blocks between vLLM's KV tensors and one rank's host pools, with one thread for each direction."""
 
     def __init__(self, kv_caches: CanonicalKVCaches, chunks: int) -> None:
         tensors = kv_caches.tensors
@@ -166,13 +166,13 @@ class CpuPoolWorker(OffloadingWorker):
 
 
 class CpuPoolOffloadingSpec(CPUOffloadingSpec):
-    """vLLM's offloading manager with CpuPoolWorker. Raises ValueError for chunks of several blocks."""
+    """vLLM's offloading manager with CpuPoolWorker. Raises ValueError if a chunk has more than one block."""
 
     def __init__(self, config: OffloadingConfig) -> None:
         super().__init__(config)
         if self.blocks_per_chunk != 1:
             raise ValueError(
-                "CPU pools support only chunks of one block; omit block_size and blocks_per_chunk"
+                "KV offloading on the CPU supports only chunks of one block; omit block_size and blocks_per_chunk"
             )
         self._pools: CpuPoolWorker | None = None
 

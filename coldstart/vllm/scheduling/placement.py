@@ -1,6 +1,6 @@
-"""Decide for one step which requests run, which get memory, and which are loaded from host memory (FastServe, section 4.2).
+"""Decide in each step which requests run, which get memory, and which are loaded from host memory (FastServe, section 4.2).
 
-Invariant: the server and the simulated engine both decide with this code.
+Invariant: the server and the simulated engine use the same code.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from coldstart.vllm.scheduling.room import MemoryAllocator, ProtectedRequests
 from coldstart.vllm.scheduling.view import EngineView, Enst
 
 LOOKAHEAD_BATCHES = 4
-"""Look-ahead of proactive loads, in multiples of the batch size."""
+"""Number of jobs that proactive loads consider, in multiples of the batch size."""
 
 
 class LoadSelector:
-    """Selection of KV loads from the host.
+    """Selector of the requests whose KV is loaded from the host.
 
-    Loads start in ascending ENST (estimated next scheduled time). A load may evict a request with a larger ENST, or use blocks
-    reserved for arrivals, only if the loaded request ranks within the batch. It never uses blocks that picked requests need.
-    `blocked` lists requests that rank within the batch but whose KV is on the host; `loading` lists those of them whose load
-    is in progress or starts now.
+    Loads start in ascending ENST (estimated next scheduled time). A load may evict a request with a larger ENST, or use
+    blocks reserved for arrivals, only if its own request ranks within the batch. It never uses blocks that picked
+    requests need. `blocked` are the requests that rank within the batch but have their KV on the host; `loading` are
+    those of them whose load is in progress or starts now.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class LoadSelector:
         self.loading: list[str] = []
 
     def choose(self, chosen: list[Request], enst: Enst, now: float) -> list[Request]:
-        """Return the requests to load now; evict others for requests that rank within the batch."""
+        """Return the requests to load now, and evict others for requests that rank within the batch."""
         self.blocked, self.loading = [], []
         if not self.view.has_evicted():
             return []
@@ -142,10 +142,10 @@ class Placement:
         self._is_invalid = True
 
     def is_current(self, now: float) -> bool:
-        """Return whether the latest decision is still valid. Call once per step.
+        """Return whether the latest decision is still valid; call this once in each step.
 
-        It is valid if no request has arrived, ended, finished a load or used up its quantum since, and each running request
-        has blocks for another token.
+        A decision is valid if no request has arrived, ended, finished a load or used its quantum since, and each running
+        request has blocks for another token.
         """
         if self._is_invalid:
             return False
@@ -153,7 +153,7 @@ class Placement:
         return self.ranking.moved == self._decided_moves and self.room.fits_next_tokens(self._running_count)
 
     def decide(self, now: float) -> tuple[list[Request], list[Request]]:
-        """Return the requests to run, in rank order, and those to load; evict requests that do not fit."""
+        """Return the requests to run, in rank order, and the requests to load; evict requests that do not fit."""
         self.ranking.tick(now, self.view.batch)
         picked = [self.view.request(job.id) for job in self.pick()]
         enst = self.enst(now)
@@ -183,7 +183,7 @@ class Placement:
         )
 
     def enst(self, now: float) -> Enst:
-        """Return the policy's ENST function, computed lazily because most steps evict no request."""
+        """Return a function that predicts the ENST of a request; it is computed lazily because most steps evict no request."""
         found: Callable[[Job], float] | None = None
 
         def enst(request: Request) -> float:

@@ -1,8 +1,8 @@
-"""Limit the requests that vLLM's schedule() considers in a step to picked waiting requests and active running ones.
+"""Queues that limit which requests vLLM's schedule() considers in a step.
 
-Invariants: every request that was added and not removed is in the waiting queue exactly once. vLLM's admission loop (peek,
-pop, truth value) sees only the shown requests; length and iteration cover all, for vLLM's own counts. A request with a slot
-is either active or parked. A parked request keeps its blocks and its slot.
+Invariants: every request that was added and not removed is in the waiting queue exactly once. vLLM's admission loop
+(peek, pop, truth value) sees only the shown requests; length and iteration cover all requests, for vLLM's own counts. A
+request with a slot is either active or parked. A parked request keeps its blocks and its slot.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from coldstart.vllm.scheduling.view import RUNNING
 
 
 class PickedQueue(RequestQueue):
-    """Waiting queue whose admission loop sees only the requests that `show` selected."""
+    """Waiting queue of which vLLM's admission loop sees only the requests selected by `show`."""
 
     def __init__(self) -> None:
         self._requests_by_id: dict[str, Request] = {}
         self._shown: list[Request] = []
 
     def show(self, requests: Iterable[Request]) -> None:
-        """Select the requests that the admission loop sees; ignore requests that are not in the queue."""
+        """Select the requests that the admission loop sees; requests that are not in the queue are ignored."""
         picked = [request for request in requests if request.request_id in self._requests_by_id]
         self._shown = picked[::-1]
 
@@ -71,9 +71,9 @@ class PickedQueue(RequestQueue):
 
 
 class SlotHolders:
-    """Requests with a slot: active ones, which the step serves, and parked ones.
+    """Requests with a slot: active requests, which the step serves, and parked requests.
 
-    Both are in the order in which the requests were shown or parked.
+    Both are in the order in which they were activated or parked.
     """
 
     def __init__(self) -> None:
@@ -97,9 +97,9 @@ class SlotHolders:
             self.active.remove(request)
 
     def activate(self, shown: list[Request], in_flight: Callable[[Request], bool]) -> int:
-        """Activate `shown` and park the other active requests; return the number of parked requests.
+        """Activate the `shown` requests and park the other active ones; return the number of newly parked requests.
 
-        Requests in flight stay active, ahead of the shown ones: vLLM skips them and evicts from the end.
+        Requests in flight stay active and precede the shown ones, because vLLM skips them and evicts from the end.
         """
         kept, staying = set(shown), list[Request]()
         dropped = [request for request in self.active if request not in kept]

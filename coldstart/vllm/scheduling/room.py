@@ -1,8 +1,8 @@
-"""Allocate device memory and slots to the picked requests.
+"""Allocate KV blocks and model runner slots to the picked requests.
 
-Invariants: picked requests get blocks in rank order. Requests are evicted in descending ENST, first from
-outside the batch, then from its tail. A request generates a token between two of its evictions. No request
-is evicted for a request that would still not fit.
+Invariants: picked requests get blocks in rank order. Requests are evicted in descending ENST, first from outside the
+batch, then from its end. A request generates at least one token between two of its evictions. No request is evicted for a
+request that would still not fit.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from coldstart.vllm.scheduling.view import RUNNING, EngineView, Enst, State
 class ProtectedRequests(dict[str, int]):
     """Blocks pledged to protected requests, by request id in order of admission.
 
-    A request is protected from eviction until it generates a token after its admission or load. Its pledge is the number of
-    blocks that it may hold until then. Unless there is only one, the pledges sum to at most the pool size, so all protected
-    requests can generate their next token, and protecting them cannot cause a deadlock.
+    A request is protected from eviction after its admission or load until it generates a token. Its pledge is the number
+    of blocks that it may need until then. If there is more than one, the pledges sum to at most the pool size, so all
+    protected requests can generate their next token, and protection cannot cause a deadlock.
     """
 
     def __init__(self, view: EngineView) -> None:
@@ -29,7 +29,7 @@ class ProtectedRequests(dict[str, int]):
         self.capacity = view.capacity - view.watermark
 
     def can_protect(self, request: Request, besides: int = 0) -> bool:
-        """Return whether the request may be protected, with `besides` blocks pledged to other requests of this step."""
+        """Return whether the request may be protected while `besides` blocks are pledged to other requests of this step."""
         others = self.pledged + besides
         return request.request_id in self or not others or others + self.pledge(request) <= self.capacity
 
@@ -43,11 +43,11 @@ class ProtectedRequests(dict[str, int]):
 
 
 class MemoryAllocator:
-    """Blocks and slots promised to requests in one step.
+    """Allocator of KV blocks and slots for one step.
 
-    `steady` is True if every picked request is running and, by an upper bound, has blocks for its next token. `reserve` is the
-    number of blocks to keep free for arrivals. Only requests with an ENST above `horizon_s`, the duration of a load, are
-    evicted for the reserve: others would return before an arrival could use their blocks.
+    `steady` is True if every picked request is running and, by an upper bound, has blocks for its next token. `reserve`
+    is the number of blocks to keep free for arrivals. Only requests with an ENST above `horizon_s`, the duration of a
+    load, are evicted for the reserve: other requests would return before an arrival could use their blocks.
     """
 
     def __init__(self, view: EngineView, fresh: ProtectedRequests) -> None:
@@ -62,7 +62,7 @@ class MemoryAllocator:
         return self.view.free_blocks() - self._promised
 
     def allocate(self, picked: list[Request], enst: Enst) -> list[Request]:
-        """Evict requests as needed; return the picked requests that fit now, in rank order."""
+        """Return the picked requests that fit now, in rank order; evict other requests as needed."""
         view = self.view
         self._forget_promises()
         heavy = view.list_prefilling(picked)

@@ -40,7 +40,7 @@ from coldstart.vllm.scheduling.view import (
 
 
 class IncompatibleVllmError(RuntimeError):
-    """PolicyScheduler does not support this vLLM or its configuration; the message is the reason."""
+    """PolicyScheduler does not support this vLLM or its configuration; the message contains the reason."""
 
 
 def require_support(config: Any) -> None:
@@ -50,7 +50,7 @@ def require_support(config: Any) -> None:
 
 
 def find_unsupported(config: Any) -> str | None:
-    """Return a sentence that lists unsupported settings of the configuration, or None."""
+    """Return a sentence that lists the unsupported settings of the configuration, or None."""
     unsupported = []
     if config.scheduler_config.policy != "fcfs":
         unsupported.append(f"--scheduling-policy {config.scheduler_config.policy} (the queues are replaced)")
@@ -63,7 +63,7 @@ def find_unsupported(config: Any) -> str | None:
 
 
 class PolicyScheduler(AsyncScheduler):
-    """vLLM's scheduler with skip-join MLFQ, configured by scheduling.settings."""
+    """vLLM's asynchronous scheduler with skip-join MLFQ, configured by scheduling.settings."""
 
     clock: Callable[[], float] = staticmethod(time.monotonic)
 
@@ -101,9 +101,9 @@ class PolicyScheduler(AsyncScheduler):
         self._in_schedule = self._running_changed = False
 
     def is_in_flight(self, request: Request) -> bool:
-        """Return whether the request's next step needs a token that a batch in flight has not returned.
+        """Return whether the request's next step needs a token that is still being computed by an earlier batch.
 
-        Always False without a pipeline: vLLM's asynchronous steps do not wait for that token.
+        Always False without a pipeline, because vLLM's asynchronous steps do not wait for that token.
         """
         if self.stages == 1 or request.status is not RUNNING:
             return False
@@ -264,7 +264,7 @@ class PolicyScheduler(AsyncScheduler):
 class _SynchronousPipelineScheduler(PolicyScheduler):
     """PolicyScheduler for pipelines without asynchronous scheduling, with vLLM's synchronous bookkeeping.
 
-    It is a separate class so that schedulers without a pipeline do not pay a check per token.
+    It is a separate class so that schedulers without a pipeline need no check for each token.
     """
 
     _update_after_schedule = Scheduler._update_after_schedule

@@ -1,4 +1,4 @@
-"""Fall back to vLLM's scheduler if this vLLM or its configuration does not support PolicyScheduler; report each fallback."""
+"""Fall back to vLLM's own scheduler if PolicyScheduler does not support this vLLM or its configuration."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECTION = "scheduler"
 
 
 def settle(args: Namespace, config: Any, plan: LaunchPlan) -> bool:
-    """Remove unsupported scheduler arguments from `args` and add the reasons to the plan's fallbacks.
+    """Remove unsupported scheduler arguments from `args`, and add the reasons to the plan's fallbacks.
 
     Returns:
         Whether `args` changed, so that `config` must be created again.
@@ -43,7 +43,7 @@ def engine_client(config: Any, plan: LaunchPlan) -> tuple[Any, list[Any]]:
     if not any(enabled):
         return AsyncLLM, []
     if reason := compat.check("deadline", _import_deadlines):
-        _add_fallback(plan, f"{reason} Requests have no deadlines, and no order is predicted.")
+        _add_fallback(plan, f"{reason} Requests have no deadlines, and --shadow predicts nothing.")
         return AsyncLLM, []
     from coldstart.vllm.scheduling.deadlines import DeadlineLLM, ShadowLogger
 

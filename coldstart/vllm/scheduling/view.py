@@ -23,10 +23,10 @@ Enst = Callable[[Request], float]
 
 
 class State(Enum):
-    """State of a request without a slot.
+    """KV state of a request without a slot.
 
-    NEW: never computed. HOST: preempted, and its KV is on the host or lost. LOADING, LOADED: an asynchronous load is running or
-    has finished. OTHER: has a slot, or waits for a grammar, more input, or tokens in flight.
+    NEW: never computed. HOST: preempted, and its KV is on the host or dropped. LOADING, LOADED: an asynchronous load is
+    running or has finished. OTHER: has a slot, or waits for a grammar, more input, or tokens in flight.
     """
 
     NEW = "new"
@@ -37,10 +37,10 @@ class State(Enum):
 
 
 class EngineView:
-    """View of the KV memory of one vLLM scheduler. Only `evict`, which removes a request from the device, changes it.
+    """View of the KV memory of one vLLM scheduler. Only `evict`, which removes a request from the GPU, changes that memory.
 
-    `capacity` is the number of blocks in the pool, and `watermark` the number that an admission leaves free. A request has
-    blocks in each of `groups` KV cache groups. With `speculates`, the number of tokens of the next step is uncertain.
+    `capacity` is the number of blocks in the pool, and `watermark` the number that an admission leaves free. A request
+    has blocks in each of `groups` KV cache groups. With `speculates`, the number of tokens of the next step is uncertain.
     """
 
     def __init__(self, engine: Any) -> None:
@@ -65,7 +65,7 @@ class EngineView:
     # --- requests ---
 
     def is_ready(self, job: Job) -> bool:
-        """Return whether the request can run if picked. A request with KV on the host cannot: it must be loaded first."""
+        """Return whether the request can run if picked. KV on the host must be loaded first."""
         request = self.request(job.id)
         if request.status is RUNNING:
             if request.num_output_placeholders and is_last_token_in_flight(request):
@@ -80,7 +80,7 @@ class EngineView:
         return state is State.NEW or state is State.LOADED
 
     def state(self, request: Request) -> State:
-        """Return the state of a request."""
+        """Return the KV state of a request."""
         status = request.status
         if status is LOADING:
             has_landed = request.request_id in self._engine.finished_recving_kv_req_ids
@@ -97,12 +97,12 @@ class EngineView:
         return State.HOST if status is PREEMPTED else State.NEW
 
     def can_proceed(self, request: Request) -> bool:
-        """Return whether the request has a slot and its next token is not being computed by a step in flight."""
+        """Return whether the request has a slot and no step in flight computes its last token."""
         runs = request.status is RUNNING
         return runs and not is_last_token_in_flight(request) and not self._in_flight(request)
 
     def list_servable(self, jobs: Iterable[Job]) -> Iterable[Job]:
-        """Return the jobs that no batch in flight contains; others can be neither served nor evicted."""
+        """Return the jobs that are not in a batch in flight; other jobs can be neither served nor evicted."""
         return (
             jobs if self._stages == 1 else (job for job in jobs if not self._in_flight(self.request(job.id)))
         )
@@ -113,11 +113,11 @@ class EngineView:
         return request is not None and self.state(request) is State.LOADING
 
     def has_evicted(self) -> bool:
-        """Return whether any evicted request is not running again."""
+        """Return whether an evicted request has not resumed so far."""
         return bool(self._engine.connector.evicted) or bool(self._engine.picked_holding)
 
     def find_on_host(self, name: str) -> Request | None:
-        """Return the request if it is evicted, its KV is on the host, and no load has started; else None."""
+        """Return the request if it is evicted, its KV is on the host, and its load has not started; else None."""
         connector = self._engine.connector
         request: Request | None = connector.evicted.get(name)
         if request is None or connector.hits.get(name) == 0 or self.state(request) is not State.HOST:
@@ -155,7 +155,7 @@ class EngineView:
         return len(blocks[0]) if self.groups == 1 else sum(map(len, blocks))
 
     def yield_freed(self, order: Sequence[Request]) -> Iterator[int]:
-        """Yield the number of blocks that evicting each request frees, in order. A shared block is freed by its last holder."""
+        """Yield the number of blocks that evicting each request frees, in order; the last holder frees a shared block."""
         holders: dict[int, int] = {}
         for request in order:
             freed = 0

@@ -126,7 +126,7 @@ class _Iteration:
 
 
 class VirtualEngine:
-    """Simulated engine. `emit` is called with (request id, number of new tokens, whether the request has ended)."""
+    """Simulated engine. It calls `emit` with the request id, the number of new tokens, and whether the request has ended."""
 
     def __init__(
         self,
@@ -176,9 +176,10 @@ class VirtualEngine:
         return not self._iterations_in_flight
 
     def step(self, now: float) -> float:
-        """Deliver the iterations that have ended and schedule the next one.
+        """Deliver the iterations that have ended, and schedule the next one.
 
-        Returns the time of the next call in seconds; infinity if none is needed before the next request.
+        Returns:
+            The time of the next call in seconds; infinity if none is needed before the next request.
         """
         self.now = now
         while self._iterations_in_flight and self._iterations_in_flight[0].end_s <= now:

@@ -44,7 +44,7 @@ def test_launch_attributes_and_flags_of_captured_graphs() -> None:
     policy.num_bytes = 4096
     value.accessPolicyWindow = policy
     d.cuGraphKernelNodeSetAttribute(d.CUgraphNode(kernel), d.CUlaunchAttributeID(1), value)
-    assert refused() == {"decode:8": "a node has an access-policy window"}
+    assert refused() == {"decode:8": "a kernel node has an access policy window, which cannot be restored"}
 
 
 class Cupti:

@@ -104,5 +104,5 @@ def test_graphs_over_memory_that_moves_are_refused_and_the_others_proven(
 
 @pytest.mark.parametrize("steps", [0, 1])
 def test_engine_without_observed_steps_proves_no_graph(here: Here, tmp_path: Path, steps: int) -> None:
-    with pytest.raises(GraphRefusedError, match=f"{steps} live steps, but 2 are needed"):
+    with pytest.raises(GraphRefusedError, match=f"{steps} steps after its capture, but 2 are needed"):
         offline.make(tmp_path, Rounds(here, steps=steps))
