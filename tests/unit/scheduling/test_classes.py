@@ -32,7 +32,7 @@ def test_a_request_has_the_priority_of_the_first_class_that_fits(tmp_path: Path)
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "has no class"),
+        ("", "contains no class"),
         ("[a", "cannot read the classes"),
         ("a = 1", "the class a needs an integer priority"),
         ('[a]\npriority = 4000\nheader = "a: b"', "between -2047 and 2047"),
