@@ -158,7 +158,7 @@ def replace_worker(monkeypatch: pytest.MonkeyPatch) -> dict[str, SimModel]:
     monkeypatch.setattr(hooks, "require_support", lambda: None)
     for module in (record, restore):
         monkeypatch.setattr(module, "CudaDriver", lambda *log: now["model"].driver)
-        monkeypatch.setattr(module, "runner_tensors", tensors)
+        monkeypatch.setattr(module, "name_runner_tensors", tensors)
     monkeypatch.setattr(record, "TorchFramework", framework)
     monkeypatch.setattr(record, "ModuleWatch", lambda log: None)
     monkeypatch.setattr(restore, "allocate_output", lambda runner, like: None)

@@ -46,7 +46,7 @@ def test_a_graph_that_fails_the_proof_is_dropped_and_the_proof_is_of_the_rest(
 
 
 @pytest.mark.parametrize(
-    ("written", "reason"), [(None, "captured no graph, or did not load the plug-in"), ("several ranks", None)]
+    ("written", "reason"), [(None, "captured none, or did not load the plug-in"), ("several ranks", None)]
 )
 def test_engine_without_output_is_reported_with_its_reason(
     tmp_path: Path, written: str | None, reason: str | None

@@ -43,7 +43,7 @@ USAGE = "usage: api_server.py [-h]\napi_server.py: error: argument --max-model-l
             ARCHITECTURE,
             "vLLM cannot run this model: Model architecture MptForCausalLM was supported in vLLM until v0.28.0, and is not"
             " supported anymore.",
-            "from vLLM's list of supported models",
+            "use a model that this version of vLLM supports",
             1,
         ),
         (
