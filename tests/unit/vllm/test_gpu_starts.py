@@ -180,7 +180,7 @@ def test_a_snapshot_of_another_engine_is_recognized() -> None:
     for other in others:
         assert gpu_starts.find_difference(manifest | other, engine, COMMIT)
     for tree in (None, [], [1], ["7"], [True], 7):
-        with pytest.raises(ValueError, match="no processes"):
+        with pytest.raises(ValueError, match="no valid process_tree"):
             gpu_starts.read_process_ids({"process_tree": tree})
 
 
@@ -208,9 +208,9 @@ def test_a_manifest_that_vllm_writes_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "on_cpu", "reason"),
     [
-        ([], True, "keeps weights on a GPU"),
-        (["--load-format", "auto"], False, "--load-format auto is given"),
-        (["--enable-sleep-mode"], False, "an engine that sleeps"),
+        ([], True, "vllm preload needs a GPU"),
+        (["--load-format", "auto"], False, "sets --load-format itself, but it is auto"),
+        (["--enable-sleep-mode"], False, "does not support --enable-sleep-mode"),
         (["--enable-eplb"], False, "enable-eplb"),
         (["--tensor-parallel-size", "4"], False, None),
     ],
