@@ -49,6 +49,8 @@ from tests.tools.link_cluster import LinkCluster, find_missing, link_cluster  # 
 
 NAMESPACE, CLONE_NEWNET, READY_S, POLL_S = "BENCHMARK_NAMESPACE", 0x40000000, 180.0, 0.02
 
+LOCAL = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+
 
 class _LinkedStarter(Starter):
     module = "benchmarks.fleet.linked"
@@ -268,8 +270,9 @@ async def linked_fleet(settings: FleetSettings) -> AsyncIterator[LinkedFleet]:
 
 
 def materialize(model: str, *words: str) -> None:
-    """Build the bundle of a model, if there is none."""
-    subprocess.run([*coldstart_command(), "materialize", model, "-q", "--", *words], check=True)
+    """Build the bundle of a model, if there is none. Its ranks are processes of this machine, which may have few cores."""
+    command = [*coldstart_command(), "materialize", model, "-q", "--", *words]
+    subprocess.run(command, check=True, env=os.environ | LOCAL)
 
 
 def _enter(namespace: str) -> None:

@@ -4,6 +4,8 @@ Start times come from `fleet/cold_ttft`. "ParaServe" grows a rank in place and m
 "this fleet" loads the full model in a second engine beside a rank, which on a GPU holds (1 + 1/s) times the weights until the
 switch (its engines on the CPU share them), and moves a stream in 0.45 s, as was measured.
 
+Figures 13 and 14 are measured on two network namespaces (`papers/paraserve_live.py`), which need root.
+
 Figures 10 to 12 have the servers, models, SLOs and request rates of the paper (testbed ii, table 2): 2 servers of 4 A10
 (64 Gbit/s), 4 of 4 V100 (16 Gbit/s), and 384 models, 64 each of Llama2-7B and 13B for chat, code and summaries, with 5 GB of
 KV each and 8 requests in a worker. Idle workers end after 30 s. The load differs: the paper uses the Azure Functions trace of
@@ -12,12 +14,13 @@ KV each and 8 requests in a worker. Idle workers end after 30 s. The load differ
 given CV, of which a uniform sample makes the rate. Lengths are log-normal about the means of the data sets.
 
 Run: python -m benchmarks papers/paraserve [NUMBER...], or papers/paraserve-NUMBER
-Time: three minutes for 10, a minute or less for each other
+Time: three minutes for 10, up to eight for 13 and 14 after their bundles, a minute or less for each other
 Result: papers/paraserve-10.json and one for each other figure
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -354,6 +357,41 @@ def figure15() -> Found:
     return rows, {"invocations": len(invoked)}
 
 
+def figure13() -> Found:
+    """Time of each token of one cold request, with the pipeline replaced by one worker and without; both measured."""
+    from benchmarks.papers import paraserve_live as live
+
+    found = {
+        name: asyncio.run(live.generate(consolidate=name == "replaced")) for name in ("replaced", "kept")
+    }
+    first, last = ({name: one["times"][at] for name, one in found.items()} for at in (0, -1))
+    gap = max((line["gap_s"] for line in found["replaced"]["moved"]), default=0.0)
+    same = found["replaced"]["text"] == found["kept"]["text"]
+    return [
+        ("ranks, limit of 12 s on the first token", "2 ranks: 10.2 s predicted; one worker: 17.2 s",
+         f"{found['replaced']['ranks']} ranks: {first['replaced']:.1f} s"),
+        ("end of 512 tokens, pipeline kept over replaced", "2.29x", f"{last['kept'] / last['replaced']:.2f}x"),
+        ("tokens after the first, the same", "-",
+         f"{(last['kept'] - first['kept']) / (last['replaced'] - first['replaced']):.2f}x"),
+        ("memory of the server that remains, peak over weights and KV", "1.00 to 1.15 asked",
+         f"{found['replaced']['peak_factor']:.2f}"),
+        ("the stream's gap when it moved; same text as in the pipeline", "-", f"{gap:.2f} s; {same}"),
+    ], found  # fmt: skip
+
+
+def figure14() -> Found:
+    """Mean TTFT and TPOT of 16 requests at once for a stopped model, by most ranks of a group; measured."""
+    from benchmarks.papers import paraserve_live as live
+
+    (ttft1, tpot1), (ttft2, tpot2) = (asyncio.run(live.burst(ranks)) for ranks in (1, 2))
+    return [
+        ("TTFT, single workers over groups of ranks", "1.87x (four ranks, 128 requests)",
+         f"{ttft1 / ttft2:.2f}x ({ttft1:.1f} s, {ttft2:.1f} s)"),
+        ("TPOT, groups of ranks over single workers", "1.08x to 1.19x",
+         f"{tpot2 / tpot1:.2f}x ({1e3 * tpot2:.0f} ms, {1e3 * tpot1:.0f} ms)"),
+    ], {}  # fmt: skip
+
+
 LOAD = "hour of 384 models, testbed (ii), synthetic popularity, three seeds"
 LEVELS = (
     "A fixed popularity keeps the same models warm for the full hour; functions in the authors' trace come and go. The"
@@ -377,6 +415,13 @@ EXPERIMENTS = {
                      "The paper does not print its scales. " + LEVELS, measure=figure11),
     "12": Experiment("TTFT attainment by application", LOAD + ", CV 8, 0.6 requests/s", "applications", LEVELS,
                      measure=figure12),
+    "13": Experiment("token times through a consolidation", "one cold request for 512 tokens, llama of 8 layers on the CPU, two"
+                     " namespaces", "pipeline of two ranks, replaced and kept", "The ranks and the worker share two cores, so a"
+                     " pipeline is hardly slower than one worker; the paper has four ranks, each on a shared GPU.",
+                     figure13, "measured"),
+    "14": Experiment("burst", "16 requests at once for 64 tokens, stopped llama of 8 layers on the CPU, two namespaces, batches"
+                     " of 8", "groups of at most 1 and 2 ranks", "Two ranks, not four, on two cores of one machine.", figure14,
+                     "measured"),
     "15": Experiment("brownfield", "Azure Functions sample of 31 functions, Llama2-7B, A10, 5 Gbit/s for each function",
                      "systems", "The paper's functions exchange activations through remote storage, which lengthens its"
                      " pipelines; the simulation has direct links.", measure=figure15),
