@@ -168,7 +168,7 @@ async def start_engine(args: Namespace, plan: LaunchPlan, app: EarlyApplication)
     with timeline.measure("configure", track="server"):
         # parse_args has imported our executor if this server uses it.
         if executor := sys.modules.get("coldstart.vllm.engine.executor"):
-            reason = executor.check_built(args, plan)
+            reason = executor.find_worker_mismatch(args, plan)
             if reason and plan.must_adopt:
                 # A worker that is built in a thawed process crashes with an illegal instruction.
                 raise WorkerMismatchError(reason)
