@@ -84,11 +84,11 @@ class ColdLoader(DefaultModelLoader):
         try:
             # Only a worker that shares weights has imported this.
             sharing = sys.modules.get("coldstart.vllm.weights.sharing")
-            sharer, names = sharing and sharing.loading_full_worker(), [one.name for one in wanted.tensors]
+            sharer, names = sharing and sharing.get_loading_worker(), [one.name for one in wanted.tensors]
             for tensor, view in load_tensors(wanted.tensors, wanted.rungs, self.report):
                 yield tensor.name, _shaped(tensor, view)
                 if sharer is not None:
-                    sharer.has_loaded(model, tensor.name, names)
+                    sharer.record_loaded(model, tensor.name, names)
         except NoLoaderLeftError as error:
             if wanted.asked is not None:  # vLLM's own reader verifies no digest
                 raise RuntimeError(f"{WEIGHTS_ERROR_PREFIX}{error}") from error

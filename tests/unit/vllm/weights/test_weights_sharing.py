@@ -88,7 +88,10 @@ def test_a_full_worker_shares_the_layers_of_its_rank(socket: Path, early: bool) 
     before = outputs(rank)
     full, sharer = load_full(1, 2, 3, 4, early=early)
     # Two of four packed layers, and the norm.
-    assert sharer.shared >= 3 * (WEIGHT_BYTES - 8192) and sharer.found - sharer.shared >= 2 * WEIGHT_BYTES
+    assert (
+        sharer.shared_bytes >= 3 * (WEIGHT_BYTES - 8192)
+        and sharer.weight_bytes - sharer.shared_bytes >= 2 * WEIGHT_BYTES
+    )
     assert all(map(torch.equal, outputs(full)[:2], before)) and all(map(torch.equal, outputs(rank), before))
 
 
@@ -111,7 +114,9 @@ def test_layers_are_packed_when_their_last_tensor_is_loaded(socket: Path) -> Non
 
 def test_other_weights_are_not_shared(socket: Path) -> None:
     rank, (_, sharer) = serve_rank(1, 2), load_full(3, 4)
-    assert rank and 0 < sharer.shared <= WEIGHT_BYTES < 2 * WEIGHT_BYTES <= sharer.found  # the norm is equal
+    assert (
+        rank and 0 < sharer.shared_bytes <= WEIGHT_BYTES < 2 * WEIGHT_BYTES <= sharer.weight_bytes
+    )  # the norm is equal
 
 
 def test_a_worker_loads_its_own_weights_when_no_rank_shares_them(
