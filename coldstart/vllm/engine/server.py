@@ -167,7 +167,9 @@ async def start_engine(args: Namespace, plan: LaunchPlan, app: EarlyApplication)
 
     with timeline.measure("configure", track="server"):
         # parse_args has imported our executor if this server uses it.
-        if executor := sys.modules.get("coldstart.vllm.engine.executor"):
+        if "coldstart.vllm.engine.executor" in sys.modules:
+            from coldstart.vllm.engine import executor
+
             reason = executor.find_worker_mismatch(args, plan)
             if reason and plan.must_adopt:
                 # A worker that is built in a thawed process crashes with an illegal instruction.

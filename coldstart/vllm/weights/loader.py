@@ -82,9 +82,11 @@ class ColdLoader(DefaultModelLoader):
             yield from self._load_with_vllm(model_config, model, None, str(error))
             return
         try:
-            # Only a worker that shares weights has imported this.
-            sharing = sys.modules.get("coldstart.vllm.weights.sharing")
-            sharer, names = sharing and sharing.get_loading_worker(), [one.name for one in wanted.tensors]
+            sharer, names = None, [one.name for one in wanted.tensors]
+            if "coldstart.vllm.weights.sharing" in sys.modules:  # by a worker that shares weights
+                from coldstart.vllm.weights import sharing
+
+                sharer = sharing.get_loading_worker()
             for tensor, view in load_tensors(wanted.tensors, wanted.rungs, self.report):
                 yield tensor.name, _shaped(tensor, view)
                 if sharer is not None:

@@ -66,7 +66,7 @@ def test_each_rank_gets_its_size_where_vllm_applies_its_own_plan(monkeypatch: py
         assert applied(plans, free, rank) == (size, "")
     assert applied(plans, 1, given=9) == (9, "")
     for wrong, free, rank, said in (
-        (plans, 474, 1, "rank 1 has 474 bytes free"),
+        (plans, 474, 1, "on rank 1: 474 bytes are free"),
         ([plan], 1 << 40, 0, "for 1 ranks, but this engine has 2"),
         ([plan | {"device": "A"}, plans[1]], 1 << 40, 0, "on A, but this engine has"),
     ):

@@ -128,7 +128,7 @@ def test_engine_wakes_for_one_server_at_a_time_and_sleeps_again(
     assert first.report["fallbacks"] == []
     tokens, text, port = first.report["tokens"], resident.ask(), resident.port
     assert tokens != [0], "weights that are zero find every token alike, and take the first"
-    with pytest.raises(peers.PeerError, match="already runs another server"):
+    with pytest.raises(peers.PeerError, match="already runs another one"):
         resident.serve()
     resident.port = port
     # The end of the lease breaks a running answer without delay.
@@ -146,7 +146,7 @@ def test_engine_wakes_for_one_server_at_a_time_and_sleeps_again(
     with pytest.raises(urllib.error.URLError):
         resident.ask()
 
-    with pytest.raises(server_process.ServerExitedError, match="another value of: max_num_seqs"):
+    with pytest.raises(server_process.ServerExitedError, match="different values of: max_num_seqs"):
         resident.serve("--max-num-seqs", "3")
     assert resident.worker_calls()[-1] == slept
     # A client with a missing directory receives an error; the engine is unaffected.
