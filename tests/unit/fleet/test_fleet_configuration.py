@@ -97,7 +97,7 @@ def test_load_reports_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot read"):
         specification.load(tmp_path / "none.toml")
     (tmp_path / "bad.toml").write_text("[")
-    with pytest.raises(UsageError, match="cannot parse the fleet file .* as TOML"):
+    with pytest.raises(UsageError, match=r"cannot parse the fleet file .* as TOML"):
         specification.load(tmp_path / "bad.toml")
     (tmp_path / "other.toml").write_text("colour = 1")
     with pytest.raises(UsageError, match=r"other\.toml: no servers"):
