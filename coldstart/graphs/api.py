@@ -33,7 +33,7 @@ LAUNCH = np.dtype(
 
 @dataclass(frozen=True)
 class KernelNode:
-    """Kernel launch node; `payload` is the packed parameter buffer and `shared` the dynamic shared memory in bytes."""
+    """Kernel launch node. `payload` is the packed parameter buffer, and `shared` the dynamic shared memory in bytes."""
 
     function: int
     grid: tuple[int, int, int]
@@ -44,12 +44,12 @@ class KernelNode:
 
 
 Edge = tuple[int, int, int, int, int]
-"""Handles of the source and target nodes, then from_port, to_port and type of CUgraphEdgeData."""
+"""Handles of the source and target nodes, followed by `from_port`, `to_port` and `type` of CUgraphEdgeData."""
 
 
 @dataclass(frozen=True)
 class AllocationEvent:
-    """Event of the allocation trace: `kind` is "alloc" or "free"; `pool` tells whether the memory is in the graphs' pool."""
+    """Event in the allocation trace. `kind` is "alloc" or "free", and `pool` is True if the memory is in the graphs' pool."""
 
     kind: str
     address: int
@@ -59,7 +59,7 @@ class AllocationEvent:
 
 @dataclass
 class Captured:
-    """Captured graph and its executable, with the objects that own them."""
+    """Captured graph and its executable. `keep` holds the objects that own them."""
 
     graph: int
     executable: int

@@ -1,15 +1,15 @@
-"""Distinguish pointers from constants by two captures with different memory layouts (MEDUSA, section 4.1).
+"""Distinguish pointers from constants by comparing two captures with different memory layouts (MEDUSA, section 4.1).
 
 Common memory exists in both processes: it has the same name, or the same allocation size and number. Its address in the
-second process differs by some distance. Let a and b be the same parameter word in both processes:
+second process differs by some distance. Let a and b be the same parameter word in the first and the second process:
   a == b                                         -> constant, because a pointer would have moved with its memory
   common memory at a has moved by exactly b - a  -> pointer; this includes the address in a tensor map
   neither a nor b is in live memory              -> noise: padding that no kernel reads, which verification confirms
   otherwise                                      -> conflict, and the graph is refused
 Several allocations can have had the same address in the graphs' pool, and any of them identifies a pointer. A pointer is
 stored by its location in the second process, which captured the graph. As in the paper, a word belongs to the memory that
-contains it. A word that is in no memory can be the end of the memory before it. Verification detects an end address that
-was classified as the start of the next memory.
+contains it. A word outside all memory can be the end address of the memory before it. If an end address was classified as
+the start of the next memory, verification fails.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COMMON = np.dtype([("a", "<u8"), ("b", "<u8"), ("size", "<u8")])
 
 
 class Memory:
-    """Memory of both processes; `regions` belong to the second process, and relocations refer to them."""
+    """Memory of both processes. `regions` are those of the second process, and relocations refer to them by index."""
 
     def __init__(self, a: Snapshot, b: Snapshot) -> None:
         self._a, self._b = a, b
@@ -56,7 +56,7 @@ class Memory:
         self._refresh()
 
     def _refresh(self) -> None:
-        """Index the regions by address, and common memory by distance as disjoint intervals [start, end) in process `a`."""
+        """Index the regions by address, and common memory by distance, as disjoint intervals [start, end) in process `a`."""
         self._where = Intervals(self.regions)
         self._moved: dict[int, tuple[Array, Array, Array]] = {}
         distance = self._common["b"] - self._common["a"]
@@ -70,7 +70,7 @@ class Memory:
             self._moved[moved] = (rows["a"][first], reach[last], np.unique(ends))
 
     def explain(self, a: Array, b: Array) -> tuple[Array, Array]:
-        """Return, for each pair of words, whether it points into common memory, and whether it points one past its end."""
+        """Return two masks: the pairs of words that point into common memory, and the pairs that point one past its end."""
         inside, past = self._find_relocated(a, b)
         if self._pair_libraries(a[~inside], b[~inside]):
             inside, past = self._find_relocated(a, b)
@@ -90,7 +90,7 @@ class Memory:
         return inside, past
 
     def _pair_libraries(self, a: Array, b: Array) -> bool:
-        """Pair library allocations by words at equal offsets, because they have no order; return whether a pair is new."""
+        """Pair library allocations, which have no order, by words at equal offsets. Return whether a new pair was found."""
         (mine, one), (theirs, other) = self._libraries
         left, right = one.find(a), other.find(b)
         before = len(self.pairs)
@@ -108,29 +108,29 @@ class Memory:
         return found
 
     def locate(self, addresses: Array) -> tuple[Array, Array]:
-        """Return the region (or NONE) and the offset in it for each address of the second process."""
+        """Return the region (or NONE) that contains each address of the second process, and the offset in that region."""
         region = self._where.find(addresses)
         base = np.array([r.base for r in self.regions] + [0], np.uint64)[region]
         return region, np.where(region != NONE, addresses - base, 0).astype(np.int64)
 
     def pair_contents(self) -> dict[int, int]:
-        """Return a map from address in the second process to address in the first, for memory that outlives the capture."""
+        """Return, for memory that outlives the capture, a map from its address in the second process to that in the first."""
         (mine, _), (theirs, _) = self._libraries
         libraries = {theirs[y].base: mine[x].base for x, y in self.pairs.items()}
         return {b: a for a, b, _ in find_common(self._a, self._b, "live").tolist()} | libraries
 
     def are_live(self, a: Array, b: Array) -> Array:
-        """Return, for each pair of words, whether either word points into live memory."""
+        """Return a mask of the pairs of words in which at least one word points into live memory."""
         hits = [where.find(word) != NONE for word, where in zip((a, a, b, b), self._live, strict=True)]
         live: Array = np.logical_or.reduce(hits)
         return live
 
     def describe(self, a: int, b: int) -> str:
-        """Describe both addresses by the region that contains them, or by the nearest region below."""
+        """Describe each address by the region that contains it or, if there is none, by the nearest region below it."""
         return f"{_describe(a, self._first)} and {_describe(b, self.regions)}"
 
     def check_moved(self, graphs: Iterable[tuple[Array, Array]]) -> None:
-        """Raise GraphRefusedError if a word points to memory that did not move, as such a pointer looks like a constant."""
+        """Raise GraphRefusedError if a word points to memory that did not move: such a pointer looks like a constant."""
         stuck = self._common[self._common["a"] == self._common["b"]]
         bases = {r.base for r in self._a.ranges}
         spans = stuck[["b", "size"]].tolist() + [(r.base, r.size) for r in self._b.ranges if r.base in bases]
@@ -167,9 +167,9 @@ def find_common(a: Snapshot, b: Snapshot, of_pool: str = "pool") -> Array:
 
 @dataclass
 class Classifier:
-    """Classifier of the words of one graph in two captures; `open` marks the differing bytes that remain.
+    """Classifier of the words of one graph in two captures. `open` marks the differing bytes that are not yet explained.
 
-    `run` sets `relocations` to Memory.regions, and the payload bytes that are `noise` or in `conflict`.
+    `run` sets `relocations` to Memory.regions, and the indices of the payload bytes in `noise` and `conflict`.
     """
 
     memory: Memory
@@ -184,7 +184,7 @@ class Classifier:
     def run(self, aligned: Array, everywhere: Array) -> Classifier:
         """Classify the parameter words, and return this classifier.
 
-        `aligned` are the offsets of words at every fourth byte; `everywhere` are those at every byte, for packed structs.
+        `aligned` are payload offsets at every fourth byte of a parameter; `everywhere` are those at every byte.
         """
         a, b = self._words(aligned)
         self._find_pointers(aligned[a != b])
@@ -217,9 +217,9 @@ class Classifier:
         self.open[(place[:, None] + np.arange(size)).ravel()] = False
 
     def _find_maps(self) -> None:
-        """Add tensor maps whose address moved with common memory, if this explains all their differing bytes.
+        """Add the tensor maps whose address moved with common memory, if this explains all of their differing bytes.
 
-        Any aligned 128 bytes can be decoded as a tensor map. The other bytes of a map encode shape and stride, which do
+        Any 128 aligned bytes can be decoded as a tensor map. The other bytes of a map encode shape and stride, which do
         not depend on the memory layout.
         """
         one, other = self.maps
@@ -232,7 +232,7 @@ class Classifier:
         self._add(place[good], b[good], np.zeros(len(place), bool)[good], TENSOR_MAP, TENSOR_MAP_BYTES)
 
     def _split_rest(self, place: Array) -> tuple[Array, Array]:
-        """Return the offsets of unexplained bytes that are noise, and of those in conflict."""
+        """Return the offsets of the unexplained bytes that are noise, and the offsets of those in conflict."""
         live = self.memory.are_live(*self._words(place))
         suspect = np.zeros(len(self.open), bool)
         suspect[(place[live][:, None] + np.arange(8)).ravel()] = True
@@ -240,7 +240,7 @@ class Classifier:
 
 
 def choose(place: Array, proven: Array) -> Array:
-    """Return the indices of non-overlapping pointer words, preferring 8-byte, then 4-byte alignment, as compilers do."""
+    """Return the indices of non-overlapping pointer words. Prefer 8-byte, then 4-byte alignment, as compilers do."""
     candidates, chosen, taken = np.flatnonzero(proven), list[int](), set[int]()
     at = place[candidates]
     for i in candidates[np.lexsort((at % 4 != 0, at % 8 != 0))].tolist():

@@ -1,6 +1,6 @@
 """Read a cubin without a GPU: kernel names, exact parameter layouts and module globals.
 
-A cubin is an ELF64 file. A section .text.<name> contains the code of a kernel. The section .nv.info.<name> is a list of
+A cubin is an ELF64 file. Section .text.<name> contains the code of a kernel. Section .nv.info.<name> is a list of its
 attributes (format byte, attribute byte, 16-bit value or size, data). Attribute 0x17 (KPARAM_INFO) describes one
 parameter: u32 index, u16 ordinal, u16 offset, u32 flags with the size in bytes from bit 18. A kernel with a parameter of
 16 KiB or more has attribute 0x45 instead, whose last word is the size.
@@ -22,7 +22,7 @@ _WRITE, _SYMTAB, _NOBITS, _OBJECT = 1, 2, 8, 1
 
 @dataclass(frozen=True)
 class Section:
-    """ELF section with its data (empty for sections such as .bss) and the offset of the data in the file."""
+    """ELF section with its data (empty for sections such as .bss) and the offset of its data in the file."""
 
     name: str
     type: int
@@ -34,9 +34,9 @@ class Section:
 
 @dataclass(frozen=True)
 class Cubin:
-    """Parsed cubin; `kernels` maps each mangled name to the (offset, size) of its parameters.
+    """Parsed cubin. `kernels` maps each mangled kernel name to the (offset, size) of its parameters in bytes.
 
-    `mutable_globals` are the names of variables that all launches share.
+    `mutable_globals` are the names of the global variables that all launches share.
     """
 
     kernels: dict[str, tuple[tuple[int, int], ...]]
@@ -55,7 +55,7 @@ def read_cubin(image: bytes) -> Cubin:
 
 
 def sections(image: bytes) -> list[Section]:
-    """Return all sections of an ELF file in order. Raises ValueError or struct.error if the file is incomplete."""
+    """Return all sections of an ELF file in order. Raises ValueError or struct.error if the file is truncated or not ELF."""
     head = _HEADER.unpack_from(image)
     if head[0][:6] != b"\x7fELF\x02\x01":
         raise ValueError("not a 64-bit little-endian ELF file")
@@ -78,7 +78,7 @@ def _string(table: bytes, at: int) -> str:
 
 
 def parameters(info: bytes) -> tuple[tuple[int, int], ...]:
-    """Return the (offset, size) of each kernel parameter in bytes, from the data of one .nv.info.<kernel> section."""
+    """Return the (offset, size) of each kernel parameter in bytes. `info` is the data of a .nv.info.<kernel> section."""
     by_ordinal: dict[int, tuple[int, int]] = {}
     at = 0
     while at + 4 <= len(info):
@@ -94,11 +94,11 @@ def parameters(info: bytes) -> tuple[tuple[int, int], ...]:
 
 
 def _globals(section_list: list[Section]) -> tuple[str, ...]:
-    """Return the variables of more than one byte that are zero-initialized, which are state that launches share.
+    """Return the names of zero-initialized variables of more than one byte, which are state that launches share.
 
     Writable sections also contain data that no kernel writes: one-byte function objects of the C++ library, and
-    initialized strings and tables. An initialized variable cannot be distinguished from a table, so verification decides
-    about it.
+    initialized strings and tables. An initialized variable cannot be distinguished from a table, so verification has to
+    detect it.
     """
     # Exclude the shared memory of blocks, which is not global state.
     state = {

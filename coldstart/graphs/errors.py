@@ -1,4 +1,4 @@
-"""Errors that prevent the restore of a graph, so that the caller captures it."""
+"""Errors that prevent a graph from being restored, in which case the caller captures it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ class GraphError(Exception):
 
 
 class GraphRefusedError(GraphError):
-    """A graph cannot be recorded or restored, because kernels or memory are missing or relocation would be unsafe."""
+    """A graph cannot be recorded or restored: kernels or memory are missing, or a relocation would be unsafe."""
 
 
 class AlteredTableError(GraphError):
-    """The stored graph files are corrupt: bytes or types differ from the sealed ones."""
+    """The stored graph files are corrupt: their bytes or types differ from those that were sealed."""
 
     code = "CS-GRAPH-ALTERED"
 
 
 class NotProvenError(GraphError):
-    """The graphs of the bundle are not verified, or their verification failed."""
+    """The graphs in the bundle have not been verified, or their verification failed."""
 
     code = "CS-GRAPH-UNPROVEN"
 
 
 class DriverError(GraphError):
-    """A driver call returned an error."""
+    """A call to the CUDA driver, CUPTI or their Python bindings failed."""
 
     def __init__(self, call: str, result: object) -> None:
         super().__init__(f"{call} returned {result}")
@@ -36,7 +36,7 @@ class DriverError(GraphError):
 
 
 def format_reasons(failed: Mapping[str, str]) -> str:
-    """Format the reasons in one line, grouped by reason, each with its first graph and the number of other graphs."""
+    """Format the reasons on one line: each distinct reason with its first graph and the number of other graphs."""
     groups: dict[str, list[str]] = {}
     for key, reason in failed.items():
         groups.setdefault(reason, []).append(key)

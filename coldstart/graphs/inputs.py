@@ -1,9 +1,9 @@
-"""Inputs and outputs of a graph during verification: the engine's own inputs, with random token ids and KV cache contents.
+"""Inputs and outputs of a graph during verification.
 
-The engine writes the inputs of a graph as before a capture, so all indices in them are valid. Then token buffers receive
-seeded ids. Two windows of each KV region, at its start and its middle (keys and values), receive bytes that are finite,
-moderate numbers in every float format. The outputs are overwritten before a replay, so a graph that does not write them
-is detected. The outputs and the same windows are compared afterwards.
+The engine writes the inputs of a graph as it does before a capture, so all indices in them are valid. Then the token
+buffers receive seeded token ids. Two windows of each KV cache region, at its start and its middle (keys and values),
+receive bytes that are finite, moderate numbers in every float format. The outputs are overwritten before a replay, so
+that a graph that does not write them is detected. The outputs and the same windows are compared afterwards.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from coldstart.graphs.cuda.driver import CudaDriver
 
 WINDOW = 1 << 20
-SHIFT = 1016  # offset between the data of two windows, which makes the first 256 windows of a model differ
+SHIFT = 1016  # offset between the data of two windows, so that the first 256 windows of a model differ
 # All combinations of these bytes have absolute values of 1 to 2 as fp16, below 1 as bf16 and fp32, 1 to 1.9 as fp8.
 FINITE = np.array([0x3C, 0x3D, 0x3E, 0x3F, 0xBC, 0xBD, 0xBE, 0xBF], np.uint8)
-STALE = 0xFF  # NaN in every float format, which no graph writes as an output
+STALE = 0xFF  # NaN in every float format; no graph outputs NaN
 Span = tuple[int, int]
 """Address and size in bytes."""
 
 
 @dataclass
 class Workload:
-    """Inputs and outputs of all graphs in one process. `write` makes the engine write the inputs of a graph.
+    """Inputs and outputs of all graphs in one process. `write` makes the engine write the inputs of a graph, given its key.
 
-    `outputs` are by graph key. `tokens` are spans with the bytes per token id; ids are below `vocabulary`.
+    `outputs` are indexed by graph key. `tokens` are pairs (span, bytes per token id); ids are below `vocabulary`.
     """
 
     driver: CudaDriver
@@ -45,7 +45,7 @@ class Workload:
         """Write the inputs of a graph, seeded with `seed`, and overwrite its outputs."""
         values = np.random.default_rng(seed)
         self.write(key)
-        self.driver.synchronize()  # the engine writes on its own stream, and the driver's copies do not wait for it
+        self.driver.synchronize()  # the engine writes on its own stream, which the driver's copies do not wait for
         for (address, size), width in self.tokens:
             ids = values.integers(0, self.vocabulary, size // width).astype(f"<i{width}")
             self.driver.write(address, ids.tobytes())
@@ -57,7 +57,7 @@ class Workload:
         self.driver.synchronize()  # the graph's stream does not wait for these copies
 
     def observe(self, key: str) -> bytes:
-        """Return the bytes of the outputs of a graph and of the KV windows."""
+        """Return the bytes of the graph's outputs, followed by the bytes of the KV windows."""
         return b"".join(self.driver.read(*span) for span in [self.outputs[key], *self._windows()])
 
     def _windows(self) -> list[Span]:
@@ -72,7 +72,7 @@ def _noise(seed: int) -> bytes:
 
 
 def windows(address: int, size: int) -> list[Span]:
-    """Return the windows at the start and the middle of a region, or all of it if it is small."""
+    """Return the windows at the start and in the middle of a region, or the entire region if it is small."""
     if size <= 2 * WINDOW:
         return [(address, size)]
     return [(address, WINDOW), (address + size // 2, WINDOW)]

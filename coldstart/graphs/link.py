@@ -1,7 +1,7 @@
-"""Combine two captures into relocatable graphs, and relocate the graphs of a bundle to the addresses of a process.
+"""Combine two captures into relocatable graphs, and relocate the graphs in a bundle to the addresses of a process.
 
 A payload byte in a bundle is 0 if it is part of a relocation, 0xFF if it is noise, and the captured constant otherwise.
-With 0xFF, verification fails if a kernel reads noise. In a process, a relocated word is the region's address plus an
+0xFF makes verification fail if a kernel reads noise. In a process, a relocated word is the region's address plus an
 offset.
 """
 
@@ -39,7 +39,7 @@ NOISE = 0xFF
 
 
 def combine(a: Snapshot, b: Snapshot) -> Tables:
-    """Combine two captures into relocatable tables, whose regions have their addresses in `b`.
+    """Combine two captures into relocatable tables. Their regions have the addresses of `b`.
 
     Raises:
         GraphRefusedError: A pointer has the same address in both captures.
@@ -74,7 +74,7 @@ def combine(a: Snapshot, b: Snapshot) -> Tables:
 
 
 def find_disagreements(a: Tables, b: Tables) -> dict[str, str]:
-    """Return, by graph, why a capture refused it or how its structure differs between the captures."""
+    """Return a map from graph key to the reason why a capture refused the graph, or how the two captures differ."""
     reasons = {**a.refused, **b.refused}
     for key in {**a.graphs, **b.graphs}:
         if key in reasons:
@@ -103,13 +103,13 @@ def _same_structure(a: Tables, one: Graph, b: Tables, other: Graph) -> bool:
 
 
 def _is_same_kernel(one: Kernel, other: Kernel) -> bool:
-    """Return whether two kernels are equal; if a binary is unknown, compare only the other fields."""
+    """Return whether two kernels are equal. If a binary is unknown, compare only the other fields."""
     known = one.binary is not None and other.binary is not None
     return one == other if known else replace(one, binary=None) == replace(other, binary=None)
 
 
 def _describe_conflict(memory: Memory, one: Graph, other: Graph, kernels: list[Kernel], byte: int) -> str:
-    """Describe a conflicting word in live memory by kernel, parameter byte and both addresses."""
+    """Describe a conflicting word in live memory by its kernel, parameter byte and addresses in both processes."""
     place = byte // 8 * 8  # payloads and pointers are 8-byte aligned
     node = other.nodes[int(np.searchsorted(other.nodes["payload"], place, side="right")) - 1]
     kernel = kernels[node["kernel"]].name if node["kind"] == 0 else "a memset or copy"
@@ -121,7 +121,7 @@ def _describe_conflict(memory: Memory, one: Graph, other: Graph, kernels: list[K
 
 
 def _apply(graph: Graph, classified: Classifier) -> Graph:
-    """Return the graph with relocations instead of addresses, and NOISE bytes instead of noise."""
+    """Return the graph with its addresses replaced by relocations and its noise bytes replaced by NOISE."""
     rows, payload = classified.relocations, graph.payload.copy()
     # The address of a tensor map is at its start.
     payload[(rows["place"].astype(np.int64)[:, None] + np.arange(8)).ravel()] = 0
@@ -135,7 +135,7 @@ def _apply(graph: Graph, classified: Classifier) -> Graph:
 def _add_contents(
     tables: Tables, b: Snapshot, theirs: Mapping[int, bytes], memory: Memory
 ) -> tuple[Tables, set[int]]:
-    """Add contents that outlive the capture in memory that graphs reach, given those of the first process (`theirs`).
+    """Add the contents of memory that outlives the capture and that graphs reach; `theirs` are those of the first process.
 
     Return the tables and the indices of all reachable regions.
     """
@@ -162,7 +162,7 @@ def _add_contents(
 
 
 def _link_content(one: bytes | None, other: bytes, memory: Memory) -> tuple[Array, Array]:
-    """Return contents with zeros at addresses, and relocations for the aligned words that moved alike in both processes."""
+    """Return the contents with addresses zeroed, and relocations for the aligned words that moved alike in both processes."""
     body, whole = np.frombuffer(other, np.uint8).copy(), len(other) // 8 * 8
     if one is None or len(one) != len(other):
         return body, np.zeros(0, RELOCATION)
@@ -197,7 +197,7 @@ def _keep_regions(tables: Tables, used: set[int], regions: list[SymbolRegion]) -
 
 
 def relocate(payload: Array, relocations: Array, base: Array, driver: CudaDriver) -> Array:
-    """Return a copy of the payload with all relocations applied; `base` are the addresses in this process."""
+    """Return a copy of the payload with all relocations applied. `base` has the address of each region in this process."""
     out = np.array(payload)
     plain = relocations[relocations["kind"] == ABSOLUTE]
     addresses = base[plain["region"]] + plain["offset"].astype(np.uint64)
@@ -212,9 +212,9 @@ def relocate(payload: Array, relocations: Array, base: Array, driver: CudaDriver
 def make_launches(
     graph: Graph, payload: Array, kernels: Sequence[Kernel], functions: Sequence[int]
 ) -> tuple[Array, Array]:
-    """Return CUDA_KERNEL_NODE_PARAMS for every node (zeros for other nodes) and the kernelParams arrays.
+    """Return a row of CUDA_KERNEL_NODE_PARAMS for each node (zeros unless it is a kernel), and the kernelParams arrays.
 
-    The rows point into these arrays, which point into `payload`; keep both alive while the rows are used.
+    The rows point into these arrays, which point into `payload`; keep both alive as long as the rows are used.
     """
     nodes, address = graph.nodes, payload.ctypes.data + graph.nodes["payload"].astype(np.uint64)
     launched = np.flatnonzero(nodes["kind"] == 0)

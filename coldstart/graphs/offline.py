@@ -1,12 +1,12 @@
-"""Offline phase of CUDA graphs: two processes record graphs and a third one verifies them, in a shared work directory.
+"""Offline phase of CUDA graphs: two processes record the graphs and a third verifies them, in a shared work directory.
 
 <work>/layout-1/    snapshot of the first process
-<work>/bundle/      graphs combined from both snapshots, written by the second process
-<work>/live.json    blocks of stored contents that changed while the second process ran a few steps
+<work>/bundle/      relocatable graphs combined from both snapshots, written by the second process
+<work>/live.json    blocks of stored contents that changed while the second process ran a few more steps
 <work>/reason       reason why a process wrote no result
-Invariant: bundle/ appears atomically. The process that writes its proof.json did not record it.
+Invariant: bundle/ appears atomically. The process that writes proof.json in it is not the one that recorded it.
 
-`make` does not call the driver: its caller provides the function that runs an engine process.
+`make` does not call the CUDA driver: its caller provides the function that runs an engine process.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ Launch = Callable[[str, EngineTask], None]
 
 
 def make(work: Path, launch: Launch) -> Path:
-    """Run the offline phase, and return the directory of the verified graphs below `work`.
+    """Run the offline phase, and return the directory inside `work` that contains the verified graphs.
 
     Args:
         work: Work directory of the offline phase.
-        launch: Runs one engine process until it exits, given a name and a task.
+        launch: Function that runs one engine process until it exits, given a name and a task.
 
     Raises:
         GraphRefusedError, NotProvenError: No graph of this model can be restored. `launch` may raise other errors.
@@ -67,7 +67,7 @@ def _expect(work: Path, written: Path) -> None:
 
 
 def keep_proven(bundle: Path, proof: prove.Proof) -> None:
-    """Drop the graphs that failed verification. Raises NotProvenError if no graph remains."""
+    """Drop a bundle's graphs that failed verification. Raises NotProvenError if no graph remains."""
     if not proof.proven:
         raise NotProvenError(f"no graph could be verified: {format_reasons(proof.failed)}")
     if proof.failed:
@@ -76,7 +76,7 @@ def keep_proven(bundle: Path, proof: prove.Proof) -> None:
 
 
 def fail(work: Path, reason: str) -> None:
-    """Write why this process failed, for the process that runs the offline phase."""
+    """Write the reason why this process failed, for the process that runs the offline phase."""
     (work / REASON).write_text(reason)
 
 
@@ -89,10 +89,10 @@ def record(
 ) -> ContentWatch:  # fmt: skip
     """Write the layout of the first process or, in the second process, the combined graphs with `report` in their manifest.
 
-    After each further engine step, the caller must call `look` of the returned watch.
+    Return a watch; the caller must call its `look` after each further engine step.
 
     Raises:
-        GraphError: A pointer has equal addresses in both layouts, or no graph can be relocated.
+        GraphError: A pointer has the same address in both layouts, or no graph can be relocated.
     """
     mine, first = take(driver, framework, captured), work / FIRST
     if not first.exists():
@@ -113,7 +113,7 @@ def record(
 
 @dataclass
 class ContentWatch:
-    """Detector of stored contents that change while the engine runs steps; `blocks` are (address, size in bytes).
+    """Detector of stored contents that change while the engine runs steps. `blocks` are pairs (address, size in bytes).
 
     A restored graph has its own copy of this memory. Verification replays graphs without the engine, so it cannot
     distinguish a constant from a buffer that the engine rewrites before each step. A block that changes is therefore not
@@ -133,7 +133,7 @@ class ContentWatch:
         return [self.driver.read(address, size) for address, size in self.blocks]
 
     def look(self) -> None:
-        """Compare the blocks with their recorded contents, and save which blocks have ever changed. Raises DriverError."""
+        """Save the indices of all blocks that have ever differed from their first contents. Raises DriverError."""
         pairs = zip(self._before, self._read(), strict=True)
         self._changed |= {number for number, (before, now) in enumerate(pairs) if before != now}
         self.steps += 1

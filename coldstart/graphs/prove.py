@@ -1,10 +1,10 @@
 """Verify the restored graphs of a bundle before it is published.
 
-Verification runs in a third process. All restored graphs are replayed before anything is captured, because a restore must
-work without a forward pass. For every graph and seed, two replays of the captured graph must be equal, because only
-deterministic graphs can be verified. Then the outputs and KV cache bytes of the restored graph must equal those of the
-captured graph. The proof contains the seal of the tables, so it is valid only for them. At a start, the bundle's canary
-tokens are checked in addition.
+Verification runs in a third process. All restored graphs are replayed before any graph is captured, because a restore
+must work without a forward pass. For each graph and seed, two replays of the captured graph must give equal outputs,
+because only deterministic graphs can be verified. Then the outputs and KV cache bytes of the restored graph must equal
+those of the captured graph. The proof contains the seal of the tables, so it is valid only for them. A server start
+additionally checks the bundle's canary tokens.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PROOF = "proof.json"
 
 @dataclass
 class Proof:
-    """Result of a verification; `proven` are graph keys in order of size, and `failed` are reasons by graph key."""
+    """Result of a verification. `proven` are graph keys in order of size, and `failed` maps graph keys to reasons."""
 
     seal: str
     seeds: list[int]
@@ -44,7 +44,7 @@ class Proof:
 
 
 def prove(restorer: Restorer, workload: Workload, seeds: Sequence[int] = (1, 2)) -> Proof:
-    """Replay every restored graph, then capture each graph and compare the outputs. This writes no file.
+    """Replay each restored graph, then capture each graph and compare the outputs. Return the proof without writing it.
 
     Raises:
         NotProvenError: The graphs cannot be relocated in this process.
@@ -59,7 +59,7 @@ def prove(restorer: Restorer, workload: Workload, seeds: Sequence[int] = (1, 2))
             found[key] = _hash_outputs("restored", workload, key, seeds, graph)
         except GraphError as error:
             proof.failed[key] = str(error)
-    # Keep the graphs: PyTorch frees their memory with them, and cannot capture into a pool without graphs.
+    # Keep the graphs: PyTorch frees their memory along with them, and cannot capture into a pool that has no graph.
     held = list[Any]()
     for key, digests in found.items():
         try:
@@ -82,7 +82,7 @@ def prove(restorer: Restorer, workload: Workload, seeds: Sequence[int] = (1, 2))
 def _hash_outputs(
     form: str, workload: Workload, key: str, seeds: Sequence[int], graph: Replayable
 ) -> list[str]:
-    """Return the SHA-256 of the outputs of one replay for each seed. Raises NotProvenError."""
+    """Return, for each seed, the SHA-256 of the outputs of one replay. Raises NotProvenError if the replay fails."""
     found = list[str]()
     for seed in seeds:
         try:
@@ -96,7 +96,7 @@ def _hash_outputs(
 
 
 def write(proof: Proof, directory: Path) -> None:
-    """Write the proof to the bundle's directory. Such a proof is valid only if every graph passed."""
+    """Write the proof to the bundle's directory. `read_proof` accepts it only if every graph passed."""
     (directory / PROOF).write_text(json.dumps(asdict(proof), sort_keys=True))
 
 
@@ -109,7 +109,7 @@ def parse_proof(directory: Path) -> Proof:
 
 
 def read_proof(directory: Path) -> Proof:
-    """Return the stored proof if it matches the tables and all graphs passed. Raises NotProvenError otherwise."""
+    """Return the stored proof. Raises NotProvenError if a graph failed or the proof does not match the tables."""
     proof, manifest = parse_proof(directory), read_manifest(directory)
     if proof.failed or proof.seal != manifest.seal or sorted(proof.proven) != sorted(manifest.keys):
         reason = format_reasons(proof.failed) or "it belongs to other graphs than those of this bundle"
@@ -130,9 +130,9 @@ def extract(bundle: Bundle) -> Iterator[Path]:
 
 
 def summarize(bundle: Bundle) -> dict[str, Any]:
-    """Return a JSON summary of the `graphs` section: counts of nodes, edges, relocations and graphs, and the size in bytes.
+    """Return a JSON-compatible summary of the `graphs` section: counts by node type and region, size, refusals and proof.
 
-    The section is untrusted; if it cannot be read, the result contains an "error".
+    The section is untrusted. If it cannot be read, the result contains only an "error".
     """
     try:
         with extract(bundle) as directory:

@@ -1,8 +1,8 @@
 """Read the captured CUDA graphs of a process into a `Snapshot`, and refuse graphs that cannot be relocated.
 
-A snapshot contains the raw payloads of the graphs, the memory that they may point to, and the contents that outlive the
-capture. Memory that was freed before the end of the capture is written before it is read (MEDUSA, section 4.3), so its
-contents are not stored.
+A snapshot contains the raw payloads of the graphs, the memory regions that they may point to, and the contents of the
+memory that outlives the capture. Memory that was freed before the end of the capture is written before it is read
+(MEDUSA, section 4.3), so its contents are not stored.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 COLLECTIVES = ("ncclDevKernel", "ncclKernel", "nvshmem", "cross_device_reduce", "multimem_all_reduce")
 CONTENT_LIMIT = 1 << 26  # larger memory contains activations
 ALIGN = 16
-AWAY = 1 << 40  # an address for probing tensor maps
+AWAY = 1 << 40  # address that is used to probe tensor maps
 
 # An allocation is identified by its size and its number among the allocations of that size, inside or outside of the pool.
-# An additional allocation of another size, or an additional segment, does not change the other identities.
+# An additional allocation of another size, or an additional segment, does not change these identities.
 ALLOCATION = np.dtype([("address", "<u8"), ("size", "<u8"), ("number", "<u4"), ("pool", "?"), ("live", "?")])
 # Row of a decoded tensor map; `coded` marks the bytes that encode its address.
 MAP = np.dtype([("place", "<u4"), ("address", "<u8"), ("coded", "?", TENSOR_MAP_BYTES)])
@@ -55,8 +55,8 @@ MAP = np.dtype([("place", "<u4"), ("address", "<u8"), ("coded", "?", TENSOR_MAP_
 class Snapshot:
     """Graphs and memory of one process.
 
-    `regions` are named, `pool` belong to the graphs' pool, and `ranges` are other driver allocations that a parameter
-    word points into. `maps` are by graph key, and `contents` by address.
+    `regions` have names, `pool` are segments of the graphs' pool, and `ranges` are other driver allocations that a
+    parameter word points into. `maps` are indexed by graph key, and `contents` by address.
     """
 
     tables: Tables
@@ -93,7 +93,7 @@ class Snapshot:
 
 
 def load_snapshot(directory: Path) -> Snapshot:
-    """Read the snapshot in a directory. Raises AlteredTableError."""
+    """Read the snapshot in a directory. Raises AlteredTableError if it cannot be read."""
     kinds = tuple[list[SymbolRegion], list[SymbolRegion], list[SymbolRegion]]
     try:
         regions, pool, ranges = msgspec.json.decode((directory / "memory.json").read_bytes(), type=kinds)
@@ -110,7 +110,7 @@ def load_snapshot(directory: Path) -> Snapshot:
 
 
 def take(driver: CudaDriver, framework: TorchFramework, captured: Mapping[str, Captured]) -> Snapshot:
-    """Create a snapshot of the captured graphs, with all data that another process needs."""
+    """Create a snapshot of the captured graphs, with all data that another process needs to combine them."""
     pool = framework.pool()
     inside = Intervals(pool).find(np.array([r.base for r in framework.regions()], np.uint64))
     named = drop_aliases(r for r, at in zip(framework.regions(), inside.tolist(), strict=True) if at == NONE)
@@ -131,7 +131,7 @@ def take(driver: CudaDriver, framework: TorchFramework, captured: Mapping[str, C
 
 
 def number_allocations(events: Iterable[AllocationEvent]) -> Array:
-    """Return one ALLOCATION row for each allocation of the trace, in order."""
+    """Return one ALLOCATION row for each allocation in the trace, in order."""
     counts, live = Counter[tuple[int, bool]](), dict[int, int]()
     rows = list[tuple[int, int, int, bool, bool]]()
     for event in events:
@@ -148,7 +148,7 @@ def number_allocations(events: Iterable[AllocationEvent]) -> Array:
 
 
 def drop_aliases(regions: Iterable[SymbolRegion]) -> list[SymbolRegion]:
-    """Return the regions without empty ones and without those that overlap an earlier region (views of one storage)."""
+    """Return the non-empty regions by address, without those that overlap an earlier region (views of one storage)."""
     kept: list[SymbolRegion] = []
     end = 0
     for region in sorted((r for r in regions if r.size), key=lambda r: (r.base, -r.size, r.symbol)):
@@ -162,7 +162,7 @@ def drop_aliases(regions: Iterable[SymbolRegion]) -> list[SymbolRegion]:
 
 
 class GraphBuilder:
-    """Builder of the tables of several graphs, which share kernels and attributes."""
+    """Builder of the tables of several graphs that share kernels and attributes."""
 
     def __init__(self) -> None:
         self._kernels = dict[Kernel, int]()
@@ -178,7 +178,7 @@ class GraphBuilder:
         self._append(row, node.payload)
 
     def add_other(self, kind: NodeKind, payload: bytes = b"") -> None:
-        """Append a memset, copy or empty node to the current graph."""
+        """Append a memset, memory copy or empty node to the current graph."""
         row = (kind, 0, 0, stored.NO_KERNEL, (0, 0, 0), (0, 0, 0), len(payload), 0)
         self._append(row, payload)
 
@@ -187,7 +187,7 @@ class GraphBuilder:
         self._payload += payload.ljust(-(-len(payload) // ALIGN) * ALIGN, b"\0")
 
     def finish(self, key: str, size: int, handles: Sequence[int], edges: Iterable[Edge]) -> None:
-        """Store the current graph; `handles` are its nodes in the order in which they were appended."""
+        """Store the current graph under `key`. `handles` are its nodes in the order in which they were appended."""
         number = {handle: i for i, handle in enumerate(handles)}
         rows = [(number[source], number[target], *data, 0) for source, target, *data in edges]
         payload = np.frombuffer(bytes(self._payload), np.uint8)
@@ -200,12 +200,12 @@ class GraphBuilder:
         self._nodes, self._payload = [], bytearray()
 
     def build_tables(self, refused: dict[str, str]) -> Tables:
-        """Return the tables of all finished graphs, without regions and relocations."""
+        """Return the tables of all finished graphs, without regions or relocations."""
         return Tables(self.graphs, list(self._kernels), list(self._attributes), refused=refused)
 
 
 def read_graphs(driver: CudaDriver, framework: TorchFramework, captured: Mapping[str, Captured]) -> Tables:
-    """Return the tables of all supported graphs, with one row for each node, and the reasons for refused graphs."""
+    """Return the tables of all supported graphs, with the reason for each refused graph."""
     builder, sizes, refused = GraphBuilder(), framework.sizes, dict[str, str]()
     for key, capture in captured.items():
         builder.begin()
@@ -240,7 +240,7 @@ def _read_node(driver: CudaDriver, builder: GraphBuilder, handle: int) -> None:
 
 
 def _candidates(graph: Graph, kernels: Sequence[Kernel]) -> Array:
-    """Return the words of a graph that could be addresses."""
+    """Return the words in a graph that could be addresses."""
     values = stored.values(graph.payload, stored.places(graph, kernels))
     return values[(values >= stored.LOWEST) & (values < stored.HIGHEST)]
 
@@ -258,7 +258,7 @@ def _find_allocations(driver: CudaDriver, addresses: Array) -> list[SymbolRegion
 
 
 def _read_contents(driver: CudaDriver, snapshot: Snapshot, used: Array) -> dict[int, bytes]:
-    """Return the contents that outlive the capture by address: live pool memory, and unnamed memory that a word points into."""
+    """Return, by address, the contents of live pool memory and of unnamed memory that a parameter word points into."""
     rows = snapshot.allocations[snapshot.allocations["live"] & snapshot.allocations["pool"]]
     spans = [(a, s) for a, s, _, _, _ in rows.tolist()]
     others = [*snapshot.unnamed(), *snapshot.libraries()]
@@ -271,7 +271,7 @@ def _read_contents(driver: CudaDriver, snapshot: Snapshot, used: Array) -> dict[
 
 
 def _decode_maps(driver: CudaDriver, graph: Graph, kernels: Sequence[Kernel]) -> Array:
-    """Return MAP rows of the tensor maps in a graph, decoded by the bits that the driver writes for an address."""
+    """Return a MAP row for each tensor map in a graph, decoded by the bits that the driver writes for an address."""
     rows: list[tuple[int, int, Array]] = []
     masks: list[int] = []
     for place in stored.maps(graph, kernels).tolist():
@@ -279,7 +279,7 @@ def _decode_maps(driver: CudaDriver, graph: Graph, kernels: Sequence[Kernel]) ->
         try:
             masks = masks or compute_bit_masks(driver, descriptor)
             address = decode_map(driver, descriptor, masks)
-        except DriverError:  # these 128 bytes are no tensor map
+        except DriverError:  # these 128 bytes are not a tensor map
             continue
         if address is not None:
             union = functools.reduce(operator.or_, masks, 0).to_bytes(TENSOR_MAP_BYTES, "little")
@@ -288,9 +288,9 @@ def _decode_maps(driver: CudaDriver, graph: Graph, kernels: Sequence[Kernel]) ->
 
 
 def compute_bit_masks(driver: CudaDriver, descriptor: bytes) -> list[int]:
-    """Return the descriptor bits that each address bit 0 to 47 changes; bits 0 to 3 change none, because of alignment.
+    """Return, for each address bit 0 to 47, a mask of the descriptor bits that it changes (bits 0 to 3: 0, by alignment).
 
-    No probed address is 0, which a driver may reject.
+    No probed address is 0, because a driver may reject 0.
     """
     masks = [0, 0, 0, 0]
     for bit in range(4, 48):
@@ -304,7 +304,7 @@ def _move(driver: CudaDriver, descriptor: bytes, address: int) -> int:
 
 
 def decode_map(driver: CudaDriver, descriptor: bytes, masks: Sequence[int]) -> int | None:
-    """Return the device address in a tensor map, or None if writing this address does not reproduce the same bytes."""
+    """Return the device address in a tensor map, or None if writing this address does not reproduce the descriptor."""
     changed = int.from_bytes(descriptor, "little") ^ _move(driver, descriptor, AWAY)
     address = AWAY ^ sum(1 << bit for bit, mask in enumerate(masks) if mask and changed & mask == mask)
     return address if address and driver.move_tensor_map(descriptor, address) == descriptor else None

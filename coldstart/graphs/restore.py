@@ -1,7 +1,7 @@
-"""Restore graphs without a forward pass; the caller captures graphs that cannot be restored.
+"""Restore graphs without a forward pass; the caller captures the graphs that cannot be restored.
 
-A bundle is relocated once, and its graphs are built before the server is ready. The kernels come from the binaries in the
-bundle.
+The tables of a bundle are relocated once, and the graphs are built before the server is ready. The kernels are loaded
+from the binaries in the bundle.
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ class Replayable:
 
 
 class Restorer:
-    """Restorer of the graphs of one bundle in one process; `fallbacks` are the reasons for graphs that cannot be restored."""
+    """Restorer of the graphs of one bundle in one process.
+
+    `fallbacks` has the reason for each graph that was not restored.
+    """
 
     def __init__(self, directory: Path, driver: CudaDriver, framework: TorchFramework) -> None:
         self.directory, self.driver, self.framework = directory, driver, framework
@@ -63,7 +66,7 @@ class Restorer:
         self._functions, self._missing = list[int](), dict[int, str]()
 
     def restore_all(self) -> dict[str, Replayable]:
-        """Restore all graphs, and return them by key in order of size."""
+        """Restore all graphs, and return those that succeeded by key, in order of size."""
         if not self.link():
             return {}
         held, graphs = self._tables.graphs, dict[str, Replayable]()
@@ -76,7 +79,7 @@ class Restorer:
 
     # --- linking -------------------------------------------------------------------------------------
     def link(self) -> bool:
-        """Load and relocate the bundle. If that fails, set `fallbacks['*']` to the reason and return False."""
+        """Load and relocate the bundle, and return whether this succeeded. If not, set `fallbacks["*"]` to the reason."""
         with timeline.measure("graphs: link", track="graphs"):
             try:
                 tables = load(self.directory)
@@ -91,7 +94,7 @@ class Restorer:
         return "*" not in self.fallbacks
 
     def _find_bases(self, regions: Sequence[SymbolRegion]) -> Array:
-        """Return the address of every region. Raises GraphRefusedError if this process has no such region."""
+        """Return the address of each region. Raises GraphRefusedError if this process has no region of that name and size."""
         here = {r.symbol: r for r in self.framework.regions()}
         for region in regions:
             size = here[region.symbol].size if region.symbol in here else "no"
@@ -113,7 +116,7 @@ class Restorer:
             self.driver.write(int(self._base[region]) + offset, data[start : start + length].tobytes())
 
     def _find_kernels(self, kernels: Sequence[Kernel]) -> tuple[list[int], dict[int, str]]:
-        """Return the function of each kernel, and the reasons for missing kernels by index."""
+        """Return the function of each kernel, and, by kernel index, the reasons for missing kernels."""
         # Many kernels share a binary of up to 22 MB, so read each binary once.
         library = functools.cache(self._load_library)
         functions, missing = [0] * len(kernels), dict[int, str]()
@@ -132,7 +135,7 @@ class Restorer:
 
     # --- building ------------------------------------------------------------------------------------
     def restore(self, key: str) -> Replayable | None:
-        """Restore a graph. If that fails, add the reason to `fallbacks` and return None."""
+        """Restore a graph, and return it. If that fails, add the reason to `fallbacks` and return None."""
         try:
             with timeline.measure(f"graphs: {key}", track="restore"):
                 return self._build(key)
@@ -164,7 +167,7 @@ class Restorer:
 
 
 def _add_nodes(driver: CudaDriver, raw: int, graph: Graph, rows: Array, payload: Array) -> list[Any]:
-    """Add the nodes of a graph; consecutive kernels are added in one batch."""
+    """Add the nodes of a graph, and return their handles. Consecutive kernel nodes are added in one batch."""
     nodes, handles = graph.nodes, list[Any]()
     for other in [*np.flatnonzero(nodes["kind"] != NodeKind.KERNEL).tolist(), len(nodes)]:
         if other > len(handles):

@@ -65,7 +65,7 @@ MANIFEST, ARRAYS, KERNELS = "graphs.json", "tables.npz", "kernels"
 
 @dataclass(frozen=True)
 class Kernel:
-    """Kernel, identified by mangled name and SHA-256 of the binary; `layout` has the (offset, size) of its parameters."""
+    """Kernel, identified by mangled name and SHA-256 of its binary. `layout` has the (offset, size) of each parameter."""
 
     name: str
     binary: str | None
@@ -100,9 +100,9 @@ class SymbolRegion:
 
 @dataclass
 class Graph:
-    """Graph of batch size `size`; a node has payload[n.payload : n.payload + n.size], and edges connect node indices.
+    """Graph of batch size `size`. A node n has payload[n.payload : n.payload + n.size], and edges connect node indices.
 
-    A relocation is a word of the payload that is the address of `region` plus `offset`.
+    A relocation is a word in the payload that is the address of `region` plus `offset`.
     """
 
     size: int
@@ -121,8 +121,8 @@ class Graph:
 class Tables:
     """Graphs of one model by key, their shared data, and the reasons for refused graphs, which must be captured.
 
-    `blocks` are (region, length, offset in the region, start in `contents`). `content_relocations` are addresses in
-    `contents`.
+    `blocks` are (region, length, offset in the region, start in `contents`). `content_relocations` are the relocations of
+    addresses in `contents`.
     """
 
     graphs: dict[str, Graph] = field(default_factory=dict)
@@ -136,7 +136,7 @@ class Tables:
     content_relocations: Array = field(default_factory=lambda: np.zeros(0, RELOCATION))
 
     def drop_graphs(self, reasons: Mapping[str, str]) -> Tables:
-        """Return the tables without these graphs, which are marked as refused for the given reasons."""
+        """Return the tables without the graphs in `reasons`, which are marked as refused for the given reasons."""
         kept = {key: graph for key, graph in self.graphs.items() if key not in reasons}
         return replace(self, graphs=kept, refused={**self.refused, **reasons})
 
@@ -158,12 +158,12 @@ class Manifest:
 
 
 def sha256(data: bytes) -> str:
-    """Return the SHA-256 in hexadecimal."""
+    """Return the SHA-256 digest in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
 
 
 def save(tables: Tables, directory: Path, binaries: Mapping[str, bytes]) -> str:
-    """Write the tables and kernel binaries to `directory`, which is created; return the seal."""
+    """Write the tables and kernel binaries to `directory`, which is created if needed. Return the seal."""
     (directory / KERNELS).mkdir(parents=True, exist_ok=True)
     for digest, data in binaries.items():
         (directory / KERNELS / digest).write_bytes(data)
@@ -187,7 +187,7 @@ def save(tables: Tables, directory: Path, binaries: Mapping[str, bytes]) -> str:
 
 
 def read_file(path: Path) -> bytes:
-    """Return the bytes of a regular file. Raises OSError for other files, such as pipes, whose read could block."""
+    """Return the bytes of a regular file. Raises OSError for other files, such as pipes, because reading them could block."""
     with files.open_regular(path) as file:
         return file.read()
 
@@ -207,7 +207,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def load(directory: Path) -> Tables:
-    """Load the tables in a directory. Raises AlteredTableError."""
+    """Load the tables in a directory. Raises AlteredTableError if a file is corrupt or missing."""
     manifest = read_manifest(directory)
     try:
         packed = read_file(directory / ARRAYS)
@@ -237,7 +237,7 @@ def _split(rows: Array, counts: Array, name: str) -> list[Array]:
 
 
 def read_by_digest(directory: Path, digest: str) -> bytes:
-    """Read a file whose name is its digest, and verify it. Raises AlteredTableError."""
+    """Read a file whose name is its digest, and verify it. Raises AlteredTableError if it is missing or does not match."""
     try:
         data = read_file(directory / digest)
     except OSError as error:
@@ -257,7 +257,7 @@ def rewrite(tables: Tables, directory: Path) -> str:
 
 
 def places(graph: Graph, kernels: Sequence[Kernel], stride: int = STRIDE) -> Array:
-    """Return the sorted payload offsets (int64) at which 8 bytes of one parameter could be an address."""
+    """Return the sorted payload offsets (int64) of the 8-byte words within one parameter that could be addresses."""
     parts = _find_windows(graph, kernels, 8, stride)
     for kind, offsets in ((1, (0, 8)), (2, (0,))):
         starts = graph.nodes["payload"][graph.nodes["kind"] == kind].astype(np.int64)
@@ -266,7 +266,7 @@ def places(graph: Graph, kernels: Sequence[Kernel], stride: int = STRIDE) -> Arr
 
 
 def maps(graph: Graph, kernels: Sequence[Kernel]) -> Array:
-    """Return the sorted payload offsets at which a tensor map could be, alone or in a struct.
+    """Return the sorted payload offsets at which a tensor map could be, either alone or in a struct.
 
     The alignment is relative to the start of the parameter: the compiler aligns the parameter in the constant bank, but
     not in the packed buffer.
@@ -275,7 +275,7 @@ def maps(graph: Graph, kernels: Sequence[Kernel]) -> Array:
 
 
 def _find_windows(graph: Graph, kernels: Sequence[Kernel], width: int, stride: int) -> list[Array]:
-    """Return the offsets of all windows of `width` bytes at each `stride` within one parameter of each launch."""
+    """Return the offsets of all windows of `width` bytes, `stride` bytes apart, that lie within one parameter of a launch."""
     found = [np.zeros(0, np.int64)]
     for number in graph.kernels():
         launched = (graph.nodes["kind"] == 0) & (graph.nodes["kernel"] == number)

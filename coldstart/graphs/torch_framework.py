@@ -1,4 +1,4 @@
-"""PyTorch backend: names of tensor memory, segments of the private pool, and captured CUDAGraph objects.
+"""PyTorch backend: names of tensor memory, segments of the private memory pool, and captured CUDAGraph objects.
 
 Without a GPU, tests cover only the pure functions; benchmarks/gpu/plan.py runs this module on a GPU.
 """
@@ -58,7 +58,7 @@ class TorchFramework:
         return trace_events(self.torch.cuda.memory._snapshot(), self._pool)
 
     def capture(self, key: str) -> Captured:
-        """Return a captured graph, instantiated in the driver. Raises GraphRefusedError if PyTorch cannot capture it."""
+        """Capture a graph, and instantiate it in the driver. Raises GraphRefusedError if PyTorch cannot capture it."""
         try:
             graph = self._capture(key)
             raw = int(graph.raw_cuda_graph())
@@ -67,7 +67,7 @@ class TorchFramework:
         return Captured(raw, self.driver.instantiate(raw), [graph])
 
     def consumes_random(self, captured: Captured) -> bool:
-        """Return whether a replay advances the default random generator, whose offsets only PyTorch's own replay() updates."""
+        """Return whether a replay advances the default random generator, whose offset only PyTorch's own replay() updates."""
         cuda, (graph,) = self.torch.cuda, captured.keep
         generator = cuda.default_generators[cuda.current_device()]
         before = generator.get_offset()
@@ -82,7 +82,7 @@ class TorchFramework:
 def define_kept_class(plain: Any) -> Any:
     """Return a subclass of CUDAGraph that keeps its raw graph after instantiation.
 
-    The base class is a pybind class, whose arguments must be passed through `__init__`.
+    The base class is a pybind class, so arguments must be passed to its `__init__`.
     """
 
     class Kept(plain):  # type: ignore[misc]
@@ -93,7 +93,7 @@ def define_kept_class(plain: Any) -> Any:
 
 
 def tensor_regions(tensors: Mapping[str, Any]) -> list[SymbolRegion]:
-    """Return one region for each storage (shared by views and tied weights), named after its first tensor."""
+    """Return one region for each storage (which views and tied weights share), named after its first tensor."""
     regions = []
     for symbol, tensor in tensors.items():
         storage = tensor.untyped_storage()
@@ -103,7 +103,7 @@ def tensor_regions(tensors: Mapping[str, Any]) -> list[SymbolRegion]:
 
 
 def pool_segments(snapshot: Mapping[str, Any], pool: tuple[int, int]) -> list[SymbolRegion]:
-    """Return the segments of one private pool in order of address."""
+    """Return the segments of one private memory pool in order of address."""
     mine = [s for s in snapshot["segments"] if tuple(s.get("segment_pool_id", (0, 0))) == tuple(pool)]
     mine.sort(key=itemgetter("address"))
     return [SymbolRegion(f"pool:{i}", int(s["total_size"]), int(s["address"])) for i, s in enumerate(mine)]

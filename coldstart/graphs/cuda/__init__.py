@@ -1,1 +1,1 @@
-"""DriverApi over cuda-bindings, on a GPU or with a fake libcuda in tests."""
+"""The CUDA driver through cuda-bindings; tests use a fake libcuda."""

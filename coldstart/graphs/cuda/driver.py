@@ -1,7 +1,7 @@
 """CUDA driver calls through cuda-bindings.
 
-One kernel-parameter struct is reused: the 72 bytes of each node are copied into it from the launch table, so a node costs
-one memmove and one driver call.
+One kernel parameter struct is reused for all nodes: the 72 bytes of a node are copied into it from the launch table, so
+each node costs one memmove and one driver call.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from coldstart.graphs.cuda.modules import ModuleLog
 from coldstart.graphs.errors import DriverError, GraphRefusedError
 from coldstart.graphs.tables import DEVICE, HOST, MEMCPY, MEMSET, Array, Attributes, Kernel, SymbolRegion
 
-OLDEST = 13  # earlier versions have another signature for functions with edge data
+OLDEST = 13  # in earlier versions, functions with edge data have another signature
 INSTANTIATE = 1 | 8  # auto free on launch, node priorities: the flags of PyTorch
 MAP_ALIGNMENT = 64
 
@@ -47,7 +47,7 @@ def bindings() -> Any:
 
 
 def call(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a driver function, and return its results without the error code. Raises DriverError."""
+    """Call a driver function, and return its results without the error code. Raises DriverError if the call fails."""
     try:
         error, *values = function(*arguments)
     except RuntimeError as missing:  # cuda-bindings found no driver library or no entry point
@@ -58,7 +58,7 @@ def call(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def primary_context(ordinal: int = 0) -> Any:
-    """Retain the primary context of a device, and make it current in this thread."""
+    """Retain the primary context of a device, make it current in this thread, and return it."""
     d = bindings()
     call(d.cuInit, 0)
     context = call(d.cuDevicePrimaryCtxRetain, call(d.cuDeviceGet, ordinal))
@@ -69,7 +69,7 @@ def primary_context(ordinal: int = 0) -> Any:
 class CudaDriver:
     """Driver that reads, builds and launches graphs in the primary context of the first visible GPU.
 
-    `modules` finds the binary of each function.
+    `modules` finds the kernel binary of each function.
     """
 
     def __init__(self, modules: ModuleLog | None = None) -> None:
@@ -87,7 +87,7 @@ class CudaDriver:
         return [int(n) for n in call(self.d.cuGraphGetNodes, handle, count)[0]]
 
     def edges(self, graph: int) -> list[Edge]:
-        """Return the edges, read into separate buffers because cuda-bindings 13.0 returns freed edge data."""
+        """Return the edges. They are read into separate buffers, because cuda-bindings 13.0 returns freed edge data."""
         count = ctypes.c_size_t()
         self._get_edges(graph, None, None, None, count)
         sources, targets = ((ctypes.c_uint64 * count.value)() for _ in range(2))
@@ -117,7 +117,7 @@ class CudaDriver:
 
     @staticmethod
     def _payload(p: Any, kernel: Kernel) -> bytes:
-        """Return the packed parameters."""
+        """Return the packed parameters of a kernel node."""
         out = bytearray(kernel.size)
         if kernel.layout and not int(p.kernelParams):  # the launch passed packed parameters (`extra`)
             raise GraphRefusedError(f"the parameters of kernel {kernel.name} cannot be read")
@@ -198,7 +198,7 @@ class CudaDriver:
             return None
 
     def _list_names(self, module: Any) -> set[str]:
-        """Return the names of a module's functions; empty if the driver cannot list them."""
+        """Return the names of a module's functions, or an empty set if the driver cannot list them."""
         try:
             count = call(self.d.cuModuleGetFunctionCount, module)
             functions = list(call(self.d.cuModuleEnumerateFunctions, count, module))
@@ -267,9 +267,9 @@ class CudaDriver:
             call(self.d.cuGraphKernelNodeSetAttribute, node, self.d.CUlaunchAttributeID(number), value)
 
     def add_edges(self, graph: int, nodes: Sequence[Any], edges: Array) -> None:
-        """Add edges, with one call for each distinct value of the edge data.
+        """Add the edges, with one call for each distinct value of the edge data.
 
-        Drivers 580 to 610 apply the data of the first edge in a call to all edges of that call.
+        Drivers 580 to 610 apply the data of the first edge in a call to all edges in that call.
         """
         words = (
             edges["from_port"]

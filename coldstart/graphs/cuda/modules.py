@@ -1,9 +1,9 @@
-"""Find the binary of a function through its module, with CUPTI callbacks; used offline only, without LD_PRELOAD.
+"""Find the binary of a function through its module, with CUPTI callbacks; used only offline, without LD_PRELOAD.
 
-A callback of the domain RESOURCE receives the binary of each module that the driver loads. If the load happens in a call
-of cuModuleLoad*, as for kernels of Triton and Inductor, the callback at the end of the call receives the module handle.
-The binary of the module's functions is then known even if other functions have the same name. Kernels of lazily loaded
-libraries are found by name; if several binaries define a name, the set of functions in the module decides.
+A RESOURCE-domain callback receives the binary of each module that the driver loads. If the load happens in a call of
+cuModuleLoad*, as it does for Triton and Inductor kernels, the callback at the end of that call receives the module
+handle. The binary of the module's functions is then known even if other functions have the same name. Kernels of lazily
+loaded libraries are found by name; if several binaries define a name, the set of functions in the module decides.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from coldstart.graphs.tables import sha256
 Layout = tuple[tuple[int, int], ...]
 DRIVER_API, RESOURCE = 1, 3  # CUpti_CallbackDomain
 MODULE_LOADED = 6  # CUpti_CallbackIdResource
-# cuModuleLoad, its forms Data, DataEx and FatBinary; the first parameter is CUmodule *
+# cuModuleLoad and its variants Data, DataEx and FatBinary; the first parameter is CUmodule *
 MODULE_LOADS = (18, 19, 20, 21)
 ENTER = 0  # CUpti_ApiCallbackSite
 _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p)
@@ -33,7 +33,7 @@ _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint3
 
 @dataclass
 class ModuleLog:
-    """Loaded kernel binaries by digest, in order of loading."""
+    """Loaded kernel binaries by digest, in the order in which they were loaded."""
 
     images: dict[str, bytes] = field(default_factory=dict)
     cubins: dict[str, Cubin] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class ModuleLog:
     _by_module: dict[int, str] = field(default_factory=dict)
 
     def record(self, image: bytes) -> str | None:
-        """Record a binary, and return its digest; return None for an image that is not a cubin."""
+        """Record a binary, and return its digest, or None if it is not a cubin."""
         digest = sha256(image)
         if digest in self.images:
             return digest
@@ -55,13 +55,13 @@ class ModuleLog:
         return digest
 
     def link_module(self, module: int, digest: str) -> None:
-        """Record the binary of a module; handles of unloaded modules may be reused."""
+        """Record the binary of a module, and replace that of an unloaded module with the same handle."""
         self._by_module[module] = digest
 
     def digest(self, module: int, name: str, layout: Layout, siblings: Callable[[], set[str]]) -> str | None:
         """Return the digest of a function's binary, or None if it is unknown or ambiguous.
 
-        `siblings` returns the function names in the same module, and is called only if needed.
+        `siblings` returns the names of all functions in the same module, and is called only if needed.
         """
         known = self._by_module.get(module)
         if known is not None and name in self.cubins[known].kernels:
@@ -88,7 +88,7 @@ class _Call(ctypes.Structure):
 
 
 def candidates() -> Iterator[str]:
-    """Yield file names and paths of libcupti."""
+    """Yield the file names and paths to try for libcupti."""
     spec = importlib.util.find_spec("nvidia")
     for root in (spec.submodule_search_locations or []) if spec else []:
         yield from sorted(str(path) for path in Path(root).glob("*/lib/libcupti.so*"))
@@ -96,7 +96,7 @@ def candidates() -> Iterator[str]:
 
 
 def library() -> ctypes.CDLL:
-    """Load libcupti. Raises DriverError with the install command."""
+    """Load libcupti. Raises DriverError with the install command if it is not found."""
     for name in candidates():
         with suppress(OSError):
             return ctypes.CDLL(name)
