@@ -33,7 +33,7 @@ _BLOBS = "blobs/sha256/"
 
 
 def export_archive(bundles: Sequence[Bundle], path: Path, *, replace: bool = False) -> int:
-    """Write `bundles` with their signatures to `path`, which appears complete or not at all. Return the number of bytes.
+    """Write `bundles` and their signatures to `path`, which appears complete or not at all. Return its size in bytes.
 
     Raises DestinationExistsError, DigestMismatchError, MissingBlobError, NoSpaceError, ReadOnlyStoreError.
     """
@@ -58,7 +58,7 @@ def export_archive(bundles: Sequence[Bundle], path: Path, *, replace: bool = Fal
 
 
 class _BoundedFile:
-    """File for `tarfile` that rejects oversized headers, which `tarfile` would read at once."""
+    """File wrapper that rejects oversized headers, because `tarfile` would read each of them into memory at once."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.tell, self.seek = file, file.tell, file.seek
@@ -114,7 +114,10 @@ class ArchiveSource:
 
 
 def import_archive(store: Store, path: Path) -> list[Bundle]:
-    """Copy every bundle of an archive into `store`. Raises NotALayoutError and the errors of Store.receive_bundle."""
+    """Copy every bundle in the archive into `store`, and return the copies.
+
+    Raises NotALayoutError and the errors of Store.receive_bundle.
+    """
     try:
         with files.open_regular(path) as file:
             source = ArchiveSource(file)
@@ -132,7 +135,10 @@ def import_archive(store: Store, path: Path) -> list[Bundle]:
 
 
 def pull_directory(store: Store, directory: Path, digest: str | None = None) -> Bundle:
-    """Copy the bundle with `digest` from an image layout, or, without `digest`, the newest version if all have one key."""
+    """Copy a bundle from the image layout in `directory` into `store`, and return the copy.
+
+    Without `digest`, the newest version is copied, and all bundles in the layout must have the same key.
+    """
     if not (other := Store(directory)).layout.exists:
         raise NotALayoutError(f"{directory} is not an image layout")
     matches = [bundle for bundle in other.list_bundles() if digest in (None, bundle.digest)]
@@ -147,7 +153,7 @@ def pull_directory(store: Store, directory: Path, digest: str | None = None) -> 
 
 
 def _explain_damage(path: Path, *, is_archive: bool) -> str:
-    """Return a hint how to get an intact archive."""
+    """Return a hint that explains how to get an intact archive."""
     export = f"coldstart export NAME --to {shlex.quote(path.name)} --force"
     again = f"copy the archive again, or export an intact bundle again: {export}"
     return again if is_archive else f"use a file that coldstart export wrote; if this is one, {again}"
@@ -156,7 +162,7 @@ def _explain_damage(path: Path, *, is_archive: bool) -> str:
 def _collect_contents(
     bundles: Sequence[Bundle],
 ) -> tuple[list[oci.Descriptor], dict[str, tuple[oci.Descriptor, Bundle]]]:
-    """Return the index entries and the blobs (manifests first) of `bundles` and their signatures."""
+    """Return the index entries and the blobs of `bundles` and of their signatures, manifests first."""
     entries: dict[str, oci.Descriptor] = {}
     content: dict[str, tuple[oci.Descriptor, Bundle]] = {}
     for bundle in bundles:

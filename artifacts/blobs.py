@@ -1,6 +1,6 @@
 """Content-addressed blobs: the file blobs/sha256/<hex> contains the bytes whose SHA-256 digest is <hex>.
 
-Bytes are hashed before they are trusted. A symbolic link in the place of a blob is an error.
+Bytes are hashed before they are trusted. A symbolic link in place of a blob is an error.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def open_unverified(root: Path, digest: str) -> BinaryIO:
 
 
 class VerifiedReader(io.RawIOBase):
-    """Stream that hashes the bytes read, and raises DigestMismatchError at its end unless digest and size match."""
+    """Stream that hashes the bytes read from it, and raises DigestMismatchError at its end if digest or size do not match."""
 
     def __init__(self, source: BinaryIO, digest: str, size: int) -> None:
         self._source, self._digest, self._size = source, digest, size
@@ -49,11 +49,10 @@ class VerifiedReader(io.RawIOBase):
         self._hash, self._seen, self._checked = sha256(), 0, False
 
     def readable(self) -> bool:
-        """Return True."""
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Read into `buffer` and return the number of bytes; 0 at the end, once the digest is verified."""
+        """Read into `buffer` and return the number of bytes read, or 0 at the end, after the digest was verified."""
         try:
             data = self._source.read(len(buffer))
         except OSError as error:
@@ -87,14 +86,17 @@ class VerifiedReader(io.RawIOBase):
 
 
 def open_verified(root: Path, digest: str, size: int) -> VerifiedReader:
-    """Open a blob as a stream that verifies it at its end. Raises MissingBlobError, UnsafeLinkError, UnreadableError."""
+    """Open a blob as a stream that verifies digest and size at its end.
+
+    Raises MissingBlobError, UnsafeLinkError, UnreadableError.
+    """
     return VerifiedReader(open_unverified(root, digest), digest, size)
 
 
 def find_blob_error(root: Path, digest: str, size: int) -> BundleError | None:
-    """Verify a blob.
+    """Verify a blob, and return the error found, or None if the blob is intact.
 
-    Return its MissingBlobError, DigestMismatchError, UnsafeLinkError or UnreadableError; None if it is intact.
+    The error is a MissingBlobError, DigestMismatchError, UnsafeLinkError or UnreadableError.
     """
     try:
         with open_verified(root, digest, size) as reader:

@@ -1,4 +1,4 @@
-"""Published bundle, read lazily, and the ranking of several versions.
+"""Published bundles, which are read lazily, and the ranking of their versions.
 
 The manifest is read first, and sections on demand. Every digest is verified. Code is unpacked only if the bundle is
 trusted.
@@ -51,7 +51,7 @@ class Bundle:
     """One version of the artifacts for one key.
 
     `layout` holds its blobs. `descriptor` is the index entry of its image manifest. `replaced_blobs` is the number of
-    damaged blobs in the store that receiving this bundle replaced.
+    damaged blobs in the store that were replaced when this bundle was received.
     """
 
     layout: OciLayout = field(repr=False)
@@ -67,7 +67,7 @@ class Bundle:
 
     @property
     def version(self) -> int:
-        """Return the version number within the model's name in this store; 0 if another tool wrote the index entry."""
+        """Return the version among the bundles of this model name in the store, or 0 if another tool wrote the index entry."""
         return self.descriptor.listed_version
 
     @property
@@ -113,17 +113,17 @@ class Bundle:
 
     @cached_property
     def name(self) -> str:
-        """Return the name of the model, from the index if it lists one, otherwise from the manifest."""
+        """Return the name of the model, from the index if it is listed there, otherwise from the manifest."""
         return self.descriptor.annotations.get(oci.NAME) or self.manifest.provenance.model_name
 
     @cached_property
     def key_digest(self) -> str:
-        """Return the digest of the key, from the index if it lists one, otherwise from the manifest."""
+        """Return the digest of the key, from the index if it is listed there, otherwise from the manifest."""
         return self.descriptor.annotations.get(oci.KEY) or self.manifest.key.digest
 
     @property
     def identity(self) -> tuple[str, str]:
-        """Return the model's name and the key digest; empty strings if neither the index nor a readable manifest has them."""
+        """Return the model's name and the key digest, or empty strings if neither index nor readable manifest has them."""
         try:
             return self.name, self.key_digest
         except BundleError:
@@ -145,12 +145,12 @@ class Bundle:
         return sum(section.size for section in self.manifest.sections)
 
     def has_section(self, name: str) -> bool:
-        """Return whether the bundle has a section of this type that this version of coldstart can read."""
+        """Return whether the bundle has a section of type `name` that this version of coldstart can read."""
         entry = self.manifest.find_section(name)
         return entry is not None and is_supported(entry)
 
     def find_readable_section(self, name: str) -> oci.Descriptor:
-        """Return the descriptor of a readable section. Raises SectionMissingError or SectionUnsupportedError."""
+        """Return the descriptor of the section of type `name`. Raises SectionMissingError or SectionUnsupportedError."""
         if not is_supported(entry := self._find_section(name)):
             raise SectionUnsupportedError(
                 f"section {name} has version {entry.section_version} ({entry.media_type}), which this "
@@ -227,12 +227,12 @@ class Candidate:
 
     @property
     def rank(self) -> tuple[bool, bool, str, int]:
-        """Return the sort key: readable before unreadable, then trusted, then newest. A larger key is better."""
+        """Return the sort key; a larger key is better. Readable bundles rank first, then trusted ones, then newer ones."""
         return self.read_error is None, self.trust.ok, self.created_at, self.bundle.version
 
 
 def rank_bundle(bundle: Bundle, trust: TrustCheck | None) -> Candidate:
-    """Read the values that rank `bundle`. Without `trust`, all bundles count as trusted."""
+    """Read the values that rank `bundle`. If `trust` is None, every bundle counts as trusted."""
     try:
         created = bundle.manifest.provenance.created
         return Candidate(bundle, created, trust(bundle) if trust else _NOT_CHECKED)
@@ -241,21 +241,21 @@ def rank_bundle(bundle: Bundle, trust: TrustCheck | None) -> Candidate:
 
 
 def sort_best_first(bundles: Iterable[Bundle], trust: TrustCheck | None) -> list[Candidate]:
-    """Return the candidates of all bundles, the best first."""
+    """Rank all bundles, and return them as candidates, best first."""
     return sorted((rank_bundle(bundle, trust) for bundle in bundles), key=lambda one: one.rank, reverse=True)
 
 
 def find_newer(bundle: Bundle, others: Iterable[Bundle], trust: TrustCheck | None) -> list[Bundle]:
-    """Return the trusted bundles in `others` that have the key of `bundle` and are newer."""
+    """Return those trusted bundles in `others` that are newer than `bundle` and have the same key."""
     same = [other for other in others if other != bundle and other.key_digest == bundle.key_digest]
     created = rank_bundle(bundle, None).created_at
     return [one.bundle for one in sort_best_first(same, trust) if one.trust.ok and one.created_at > created]
 
 
 def find_superseded(bundles: Sequence[Bundle], keep: int, trust: TrustCheck | None) -> set[str]:
-    """Return the digests of all bundles except the best `keep` of each key, and except unreadable ones.
+    """Return the digests of all readable bundles except the best `keep` of each key.
 
-    A newer version of coldstart may be able to read those.
+    Unreadable bundles are kept, because a newer version of coldstart may be able to read them.
     """
     keys: dict[str, list[Bundle]] = {}
     for bundle in bundles:

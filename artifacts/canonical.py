@@ -1,6 +1,6 @@
 """Canonical JSON writer, and JSON readers with a size limit. dumps(loads(dumps(x))) == dumps(x).
 
-Canonical JSON is UTF-8 with fields sorted by code point, no white space, shortest round-trip numbers, and no NaN or
+Canonical JSON is UTF-8 with fields sorted by code point, no whitespace, shortest round-trip numbers, and no NaN or
 infinity.
 """
 
@@ -54,7 +54,7 @@ def loads(data: bytes, *, max_bytes: int, source: str) -> Any:
 
 
 def parse_json(data: bytes, *, max_bytes: int = LIMITS.json_section_bytes, source: str) -> Any:
-    """Parse JSON that another program wrote, which may contain NaN.
+    """Parse JSON that was written by another program and may contain NaN.
 
     Raises TooLargeError or InvalidJsonError. Both are ValueErrors.
     """

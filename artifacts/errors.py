@@ -69,7 +69,7 @@ def _define_error(
     *bases: type[Exception],
     exit_code: int = CHECK_FAILED,
 ) -> type[BundleError]:
-    """Create an error class with a code and a default hint. FORMAT.md, section 9, lists the rule of each code."""
+    """Create an error class with a code and a default hint. FORMAT.md, section 9, lists the rule behind each code."""
     members = {"__module__": __name__, "code": code, "default_hint": hint, "exit_code": exit_code}
     return type(name, bases or (BundleError,), members)
 
@@ -220,7 +220,7 @@ class RemoteDeniedError(RemoteFailedError):
 
 
 def describe_reason(error: Exception) -> str:
-    """Return the message of an error without its code and hint."""
+    """Return the message of an error, without its code and hint."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return error.message if isinstance(error, ColdstartError) else str(error)
@@ -232,7 +232,7 @@ _READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 @contextmanager
 def translate_os_errors(action: str, unwritable_hint: str | None = None) -> Iterator[None]:
-    """Raise NoSpaceError or ReadOnlyStoreError for an OSError of a full disk or a denied write in the block.
+    """Convert an OSError in the block due to a full disk or a denied write to NoSpaceError or ReadOnlyStoreError.
 
     `action` completes the message "no space left while ...". `unwritable_hint` replaces the default hint of
     ReadOnlyStoreError. Other errors pass unchanged.

@@ -49,7 +49,7 @@ def create_private_directory(directory: Path) -> None:
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Replace the content of `path` atomically by `data`. Raises NoSpaceError or ReadOnlyStoreError."""
+    """Atomically replace the contents of `path` with `data`. Raises NoSpaceError or ReadOnlyStoreError."""
     with translate_os_errors(f"writing {path.name}"), open_replacement(path, mode=mode) as file:
         file.write(data)
 
@@ -58,7 +58,7 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
 def open_replacement(path: Path, *, mode: int = 0o644, durable: bool = True) -> Iterator[BinaryIO]:
     """Open a file that replaces `path` when the block ends without an exception. Raises OSError.
 
-    Without `durable`, the call does not wait for the disk, and the file may be lost or empty after a power failure.
+    If `durable` is false, the call does not wait for the disk, so the file may be lost or empty after a power failure.
     """
     partial = path.with_name(f".{path.name}.{uuid4().hex}.partial")
     try:
@@ -75,7 +75,7 @@ def open_replacement(path: Path, *, mode: int = 0o644, durable: bool = True) -> 
 
 
 def create_file(path: Path, mode: int) -> BinaryIO:
-    """Create a file for writing, with `mode` less the umask. Raises FileExistsError."""
+    """Create a file and open it for writing, with the mode `mode` minus the umask. Raises FileExistsError."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb")
 
 
@@ -85,7 +85,7 @@ def open_regular(path: str | Path) -> BufferedReader:
 
 
 def open_descriptor(path: str | Path, *, follow: bool = True) -> int:
-    """Open a regular file for reading. Never wait for the writer of a pipe and never open a device.
+    """Open a regular file for reading and return its descriptor. Never wait for a pipe's writer, and never open a device.
 
     With `follow=False`, a symbolic link raises OSError (ELOOP). A path such as /dev/stdin or /dev/fd/63 may be a pipe.
 
@@ -111,7 +111,7 @@ def open_descriptor(path: str | Path, *, follow: bool = True) -> int:
 
 
 def read_regular(path: str | Path, max_bytes: int = LIMITS.json_section_bytes) -> bytes:
-    """Read a file of up to `max_bytes`. Raises TooLargeError above that, and the errors of `open_regular`."""
+    """Read a regular file of at most `max_bytes`. Raises TooLargeError if it is larger, and the errors of `open_regular`."""
     with open_regular(path) as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
@@ -137,7 +137,7 @@ def hold_lock(path: Path) -> Iterator[None]:
 
 
 def try_lock(path: Path) -> int | None:
-    """Lock `path` and return a descriptor that holds the lock until it is closed; None if another process holds the lock."""
+    """Lock `path` and return a descriptor that holds the lock until it is closed, or None if another process holds the lock."""
     handle = _open_lock(path)
     try:
         _flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, path)
@@ -151,7 +151,7 @@ def try_lock(path: Path) -> int | None:
 
 
 def _open_lock(path: Path) -> int:
-    """Open a lock file with mode 0600: a user who can read a lock file can lock it and block this user."""
+    """Open a lock file with mode 0600, because a user who can read it could lock it and block this user."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
@@ -167,7 +167,7 @@ def _flock(handle: int, operation: int, path: Path) -> None:
 
 
 def write_once(path: Path, data: bytes, mode: int) -> None:
-    """Create `path` with `data` unless it exists. If several processes do so, one writes the file, and it is complete.
+    """Create `path` with `data` unless it exists. Of several processes that do so at once, only the first writes the file.
 
     Raises NoSpaceError, ReadOnlyStoreError, NoLocksError.
     """

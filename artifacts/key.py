@@ -1,4 +1,4 @@
-"""Bundle key <hardware, model, runtime, engine>: the digests are equal if and only if the same artifacts are valid.
+"""Bundle key <hardware, model, runtime, engine>: two keys have equal digests if and only if the same artifacts are valid.
 
 The digest is the SHA-256 of the canonical JSON of flat fields. A key contains no path, so bundles can be moved.
 """
@@ -22,7 +22,7 @@ _PATH = re.compile(r"(/|~|\.\.?/|[A-Za-z]:[\\/])")
 
 
 class Mismatch(NamedTuple):
-    """Field whose values differ between the wanted and the found key; None stands for a missing field."""
+    """Field with different values in the wanted and the found key. A value is None if the field is missing."""
 
     field: str
     wanted: Scalar
@@ -62,7 +62,7 @@ class Key:
 
 
 def compare_keys(wanted: Key, found: Key) -> list[Mismatch]:
-    """Return the fields whose values differ, sorted by name; empty if and only if the keys are equal."""
+    """Return the fields with different values, sorted by name. The list is empty if and only if the keys are equal."""
     names = sorted({*wanted.fields, *found.fields})
     pairs = [Mismatch(name, wanted.fields.get(name), found.fields.get(name)) for name in names]
     return [pair for pair in pairs if not _is_equal(wanted, found, pair)]

@@ -14,7 +14,8 @@ KiB, MiB, GiB = 1 << 10, 1 << 20, 1 << 30
 class Limits:
     """Maximum sizes in bytes (`*_bytes`), lengths in characters (`*_characters`) and counts (all others).
 
-    `tree_ratio` is the maximum of unpacked bytes per compressed byte. It applies above `ratio_floor_bytes`.
+    `tree_ratio` is the maximum number of unpacked bytes per compressed byte. A tree of up to `ratio_floor_bytes` is
+    exempt.
     """
 
     index_bytes: int = 16 * MiB

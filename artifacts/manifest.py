@@ -31,7 +31,7 @@ _SUFFIX: Mapping[Encoding, str] = {"json": "+json", "tar.zst": ".tar+zstd"}
 
 @dataclass(frozen=True, slots=True)
 class SectionType:
-    """Type of a section. `version` is the newest that this version of coldstart reads, and the one that it writes."""
+    """Type of a section. This version of coldstart writes `version`, and it is the newest version that it can read."""
 
     name: str
     version: int
@@ -57,7 +57,7 @@ SECTION_TYPES: Mapping[str, SectionType] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Origin of a bundle: `created` is a UTC time, `seconds` has the duration of each stage.
+    """Origin of a bundle. `created` is a UTC time, and `seconds` maps each stage to its duration.
 
     It contains no path or host name.
     """
@@ -75,7 +75,7 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Bundle data that is known without opening a section. A bundle has at most one section of each type."""
+    """Data of a bundle that is known without opening a section. A bundle has at most one section of each type."""
 
     key: Key
     sections: tuple[oci.Descriptor, ...]

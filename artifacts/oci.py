@@ -51,19 +51,19 @@ class Descriptor(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"
 
     @property
     def listed_version(self) -> int:
-        """Return the version in an index entry; 0 if another tool wrote the entry without one."""
+        """Return the version recorded in an index entry, or 0 if another tool wrote the entry without one."""
         text = self.annotations.get(VERSION, "")
         return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
 
     @property
     def section_type(self) -> str:
-        """Return the type of a section; for other blobs, the media type."""
+        """Return the type of a section, or the media type of any other blob."""
         matched = _SECTION.fullmatch(self.media_type)
         return matched["type"] if matched else self.media_type
 
     @property
     def section_version(self) -> int:
-        """Return the version of a section's type; 0 for other blobs."""
+        """Return the version of a section's type, or 0 for any other blob."""
         matched = _SECTION.fullmatch(self.media_type)
         return int(matched["version"]) if matched else 0
 

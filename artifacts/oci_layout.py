@@ -31,14 +31,14 @@ class BundleSource(Protocol):
         ...
 
     def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
-        """Return the signature documents about the manifest `subject`."""
+        """Return the signature documents of the manifest `subject`."""
         ...
 
 
 def is_bundle(source: BundleSource, entry: oci.Descriptor) -> bool:
     """Return whether an index entry is a bundle.
 
-    If the index lacks the artifact type, as some clients write it, read the manifest.
+    If the entry has no artifact type, because some clients omit it, the manifest is read.
     """
     if entry.artifact_type is not None or entry.media_type != oci.MANIFEST_TYPE:
         return entry.artifact_type == oci.BUNDLE_TYPE
@@ -57,10 +57,10 @@ def list_signatures(
     subject: oci.Descriptor,
     max_reads: int = _MAX_LISTED,
 ) -> list[tuple[oci.Descriptor, oci.ImageManifest]]:
-    """Return the readable signature manifests about `subject` in `entries`, with their entries.
+    """Return the entries in `entries` that are signatures of `subject`, each with its parsed manifest. Skip unreadable ones.
 
-    Read up to `max_reads` manifests. Entries that another tool wrote have no annotation with their subject, so their
-    manifests are read.
+    At most `max_reads` manifests are read. Entries that another tool wrote have no annotation with their subject, so
+    their manifests must be read.
     """
     found = list[tuple[oci.Descriptor, oci.ImageManifest]]()
     signatures = (one for one in entries if one.artifact_type in (None, oci.SIGNATURE_TYPE))
@@ -82,7 +82,7 @@ def read_signature_documents(
     subject: oci.Descriptor,
     max_reads: int = _MAX_LISTED,
 ) -> list[bytes]:
-    """Return the readable signature documents about `subject`, whose manifests `list_signatures` finds."""
+    """Return the documents of the signatures of `subject` that `list_signatures` finds. Skip unreadable documents."""
     documents = list[bytes]()
     for _, image in list_signatures(source, entries, subject, max_reads):
         with suppress(BundleError):  # as in `list_signatures`
@@ -91,7 +91,7 @@ def read_signature_documents(
 
 
 def read_small_blob(source: BundleSource, blob: oci.Descriptor, max_bytes: int) -> bytes:
-    """Read and verify a blob of up to `max_bytes`. Raises TooLargeError, DigestMismatchError, MissingBlobError."""
+    """Read and verify a blob of at most `max_bytes`. Raises TooLargeError, DigestMismatchError, MissingBlobError."""
     if blob.size > max_bytes:
         raise TooLargeError(f"blob {blob.digest} is {blob.size} bytes, over the limit of {max_bytes}")
     with blobs.VerifiedReader(source.open(blob), blob.digest, blob.size) as reader:
@@ -169,9 +169,10 @@ class OciLayout:
             yield
 
     def publish_blobs(self, staged: Iterable[tuple[str, Path]]) -> None:
-        """Rename staged (digest, path) files, which are on disk, to their blob names. The caller holds the index lock.
+        """Rename staged files, which are already on disk, to their blob names. `staged` has pairs of digest and path.
 
-        An existing blob is replaced: the new bytes match the digest, and the old ones may be damaged.
+        The caller holds the index lock. Existing blobs are replaced: the new bytes match the digest, and the old ones may
+        be damaged.
         """
         with translate_os_errors("publishing blobs"):
             for digest, path in staged:

@@ -30,7 +30,7 @@ _ACCEPT = {"Accept": f"{oci.MANIFEST_TYPE}, {oci.INDEX_TYPE}"}
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """Repository of a registry. `reference` is a tag or digest."""
+    """Repository in a registry. `reference` is a tag or a digest."""
 
     host: str
     name: str
@@ -105,7 +105,7 @@ class Repository:
             _require_status(self.session.request("PUT", url, headers=headers, body=file), 201).close()
 
     def _upload_manifest(self, reference: str, data: bytes, media_type: str = oci.MANIFEST_TYPE) -> str:
-        """Upload a manifest. Return the subject digest that the registry recognized, "" if it recognized none."""
+        """Upload a manifest. Return the digest of the subject that the registry recognized, or "" if it recognized none."""
         headers = {"Content-Type": media_type}
         with self.session.request(
             "PUT", self.build_url("manifests", reference), headers=headers, body=data

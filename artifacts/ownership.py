@@ -1,9 +1,9 @@
 """Check that only this user and root can write to a path, as sshd's StrictModes does for every component of a path.
 
-If other users can write to a directory, they can replace everything below it. A sticky directory of root (/tmp) is safe:
-only the owner of an entry can remove it. The resolved path is checked: for a link, its target and its own directory. Keys
-are checked up to the state directory. Directories above it are the administrator's responsibility: a Kubernetes volume,
-for example, is writable by every user (mode 0777).
+If other users can write to a directory, they can replace everything below it. A sticky directory owned by root, such as
+/tmp, is safe: only the owner of an entry can remove it. The resolved path is checked: for a link, its target and its own
+directory. Keys are checked up to the state directory. Directories above it are the administrator's responsibility: a
+Kubernetes volume, for example, is writable by every user (mode 0777).
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ class _Exposure(NamedTuple):
 
 
 def describe_exposure(status: os.stat_result, *, allow_sticky: bool = True) -> str | None:
-    """Return why other users can change a file or directory with this `status`: its owner or its mode; None if they cannot.
+    """Return why other users could change the file with this stat result (its owner or its mode), or None if they cannot.
 
-    `allow_sticky` accepts a sticky directory of root (/tmp), because only the owner of an entry can remove it.
+    If `allow_sticky` is set, a sticky directory owned by root, such as /tmp, is allowed: only the owner of an entry can
+    remove it.
     """
     if status.st_uid not in (0, os.getuid()):
         return f"belongs to user {status.st_uid}"
@@ -42,7 +43,7 @@ def describe_exposure(status: os.stat_result, *, allow_sticky: bool = True) -> s
 
 
 def describe_path_exposure(path: Path) -> str | None:
-    """Return why other users can change or replace `path`, or None. If it does not exist, its parents are checked."""
+    """Return why other users could change or replace `path`, or None if they cannot. If it is missing, check its parents."""
     try:
         exposure = _find_exposure(path)
     except OSError as error:
@@ -51,7 +52,10 @@ def describe_path_exposure(path: Path) -> str | None:
 
 
 def ensure_private_directory(path: Path) -> str | None:
-    """Create `path` with mode 0700 if it is missing. Return why it is not this user's private directory, or None."""
+    """Create `path` with mode 0700 if it is missing.
+
+    Return why it is not a private directory of this user, or None if it is.
+    """
     try:
         files.create_private_directory(path)
         status = path.lstat()
@@ -65,7 +69,7 @@ def ensure_private_directory(path: Path) -> str | None:
 
 
 def require_unexposed(path: Path, state_dir: Path) -> None:
-    """Check a key file or a directory of keys in `state_dir`. Nothing is checked if the path does not exist.
+    """Check that no other user can change a key file or a directory of keys in `state_dir`. A missing path is accepted.
 
     Raises ExposedKeyError if another user owns or can write to it, or to a directory between it and the state directory.
     """
@@ -84,7 +88,7 @@ def require_unexposed(path: Path, state_dir: Path) -> None:
 
 
 def _find_exposure(path: Path, top: Path | None = None) -> _Exposure | None:
-    """Return the first exposed path: the resolved `path` or a directory above it, up to `top`. Raises OSError."""
+    """Return the first exposed path among the resolved `path` and the directories above it, up to `top`. Raises OSError."""
     resolved = Path(os.path.realpath(path))
     for place in (resolved, *resolved.parents):
         if top is not None and place in top.parents:

@@ -1,4 +1,4 @@
-"""Remove old bundle versions and unreferenced files.
+"""Remove old versions of bundles, and unreferenced files.
 
 The order makes pruning possible on a full disk: remove files that no index entry refers to, replace the index, then
 remove the rest. If there is not enough space to write the index, the sections of dropped bundles are removed first.
@@ -26,13 +26,13 @@ class PruneReport:
     """Files and bundles that were removed or, with `dry_run`, would be removed.
 
     Attributes:
-        removed: Digests of the bundles.
-        files: Number of files in the store.
+        removed: Digests of the removed bundles.
+        files: Number of files removed from the store.
         freed_bytes: Total disk space freed, in bytes.
         note: Reason why unreferenced blobs were kept; None if all were removed.
-        paths: All files and directories.
-        unpacked: Directories of unpacked sections.
-        frozen: Directories of snapshots.
+        paths: All removed files and directories.
+        unpacked: Removed directories of unpacked sections.
+        frozen: Removed directories of snapshots.
     """
 
     removed: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class PruneReport:
 
 @dataclass(frozen=True, slots=True)
 class _Garbage:
-    """Files to remove. `documents` and `sections` belong to dropped index entries, `unreferenced` to none."""
+    """Files to remove. `documents` and `sections` belong to dropped index entries, and `unreferenced` to no entry."""
 
     unreferenced: list[Path]
     documents: list[Path] = field(default_factory=list)

@@ -38,7 +38,7 @@ _REGISTRY = re.compile(
 
 
 def push(bundle: Bundle, address: str) -> str:
-    """Upload a bundle with its signatures, and return the address from which it can be pulled.
+    """Upload a bundle and its signatures, and return the address from which it can be pulled.
 
     Raises RemoteDeniedError, RemoteFailedError, InvalidReferenceError, DigestMismatchError, NoSpaceError,
     ReadOnlyStoreError.
@@ -61,7 +61,7 @@ def push(bundle: Bundle, address: str) -> str:
 
 
 def pull(store: Store, address: str) -> Bundle:
-    """Fetch a bundle with its signatures. DIR@sha256:... selects one of several bundles in a directory.
+    """Fetch a bundle and its signatures into `store`. DIR@sha256:... selects one of several bundles in a directory.
 
     Raises RemoteDeniedError, RemoteFailedError, MissingBlobError, NotALayoutError, AmbiguousReferenceError,
     InvalidReferenceError and the errors of Store.receive_bundle.
@@ -88,12 +88,15 @@ def pull(store: Store, address: str) -> Bundle:
 
 
 def looks_like_address(archive: Path) -> bool:
-    """Return whether the path of an archive starts with a scheme. `Path` shortens oci://HOST to oci:/HOST."""
+    """Return whether `archive` looks like an address: it starts with a scheme and no such file exists.
+
+    A single slash is accepted, because `Path` collapses oci://HOST to oci:/HOST.
+    """
     return re.match(f"{_SCHEME.pattern}/", str(archive)) is not None and not os.path.lexists(archive)
 
 
 def _parse_directory(address: str) -> Path:
-    """Return the directory of an address.
+    """Return the directory that an address names.
 
     Raises InvalidReferenceError if the address is probably a registry or has a scheme.
     """
@@ -135,7 +138,7 @@ def _open_hub(address: str) -> Iterator[tuple[Any, str, str, Path]]:
 
 @contextmanager
 def _translate_hub_errors(repo: str) -> Iterator[None]:
-    """Raise errors of the hub client as RemoteDeniedError or RemoteFailedError."""
+    """Convert errors of the hub client in the block to RemoteDeniedError or RemoteFailedError."""
     try:
         yield
     except Exception as error:

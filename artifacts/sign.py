@@ -83,7 +83,7 @@ class HostKey:
 
 
 def fingerprint(public: Ed25519PublicKey) -> str:
-    """Return ed25519:<first 32 hex digits of the sha256 of the raw public key>."""
+    """Return ed25519:<first 32 hex digits of the SHA-256 of the raw public key>."""
     return f"{ALGORITHM}:{sha256(public.public_bytes_raw()).hexdigest()[:32]}"
 
 
@@ -131,7 +131,8 @@ def load_host_key(state_dir: Path) -> HostKey:
 def read_key(path: Path) -> HostKey:
     """Read a private key from a PEM file.
 
-    Raises OSError, ExposedKeyError if other users can read the file, and InvalidSignatureError for another type of key.
+    Raises OSError, ExposedKeyError if other users can read the file, and InvalidSignatureError if it is not an ed25519
+    key.
     """
     if path.stat().st_mode & 0o077:
         raise ExposedKeyError(f"other users can read {path}", hint=f"chmod 600 {shlex.quote(str(path))}")
@@ -150,12 +151,14 @@ def trust_dir(state_dir: Path) -> Path:
 
 
 def load_public_pem(state_dir: Path) -> bytes:
-    """Return this machine's public key, which other machines add in order to trust its bundles."""
+    """Return this machine's public key in PEM format. Other machines add it in order to trust the bundles of this machine."""
     return load_host_key(state_dir).public_pem
 
 
 def add_trusted_key(directory: Path, pem: bytes, *, name: str, source: str | None = None) -> Path:
-    """Add a public key (PEM) to the trust directory, as the file NAME-FINGERPRINT.pub. Errors call the key `source`.
+    """Add a public key (PEM) to the trust directory, as the file NAME-FINGERPRINT.pub, and return its path.
+
+    Error messages call the key `source`.
 
     Raises InvalidNameError unless `name` is a plain file name, InvalidSignatureError, ExposedKeyError if other users can
     write to the directory, ReadOnlyStoreError, NoSpaceError.
@@ -175,7 +178,10 @@ def add_trusted_key(directory: Path, pem: bytes, *, name: str, source: str | Non
 
 
 def read_trusted(path: Path, state_dir: Path) -> Ed25519PublicKey:
-    """Read a key of the trust directory. Raises ExposedKeyError, InvalidSignatureError, NotRegularError and OSError."""
+    """Read a public key in the trust directory.
+
+    Raises ExposedKeyError, InvalidSignatureError, NotRegularError and OSError.
+    """
     require_unexposed(path, state_dir)
     return _load_public(files.read_regular(path, LIMITS.signature_bytes), path.name)
 
@@ -194,17 +200,20 @@ def _load_public(pem: bytes, name: str) -> Ed25519PublicKey:
 
 @dataclass(frozen=True, slots=True)
 class TrustStore:
-    """Directory of *.pub files that no other user can change. Its instances are trust checks for Bundle.extract_section."""
+    """Directory of *.pub files that no other user can change. An instance is a trust check for Bundle.extract_section."""
 
     directory: Path
 
     def __call__(self, bundle: Bundle) -> TrustResult:
-        """Return whether a trusted key signed `bundle`. An invalid signature raises no error; the result has the reason."""
+        """Return whether a trusted key signed `bundle`.
+
+        An invalid signature raises no error, but the result has the reason.
+        """
         results = self.verify_signatures(bundle)
         return next((one for one in results if one.ok), results[0] if results else _UNSIGNED)
 
     def verify_signatures(self, bundle: Bundle) -> list[TrustResult]:
-        """Return the result for each signature about `bundle`."""
+        """Return the result of the check of each signature of `bundle`."""
         state = self.directory.parent
         require_unexposed(self.directory, state)
         trusted = [read_trusted(path, state) for path in sorted(self.directory.glob("*.pub"))]
@@ -244,9 +253,9 @@ class _Statement(msgspec.Struct, rename={"type": "_type", "predicate_type": "pre
 
 
 def verify_signature(document: bytes, digest: str, keys: Mapping[str, Ed25519PublicKey]) -> TrustResult:
-    """Return whether one of `keys` signed the document about the manifest `digest`.
+    """Check whether one of `keys` signed the document about the manifest `digest`, and return the result.
 
-    The name of a signer is not trustworthy if no key verifies the document.
+    If no key verifies the document, the signer's name in the result cannot be trusted.
     """
     if len(document) > LIMITS.signature_bytes:
         return TrustResult(False, None, f"the signature is larger than {LIMITS.signature_bytes} bytes")

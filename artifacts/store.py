@@ -1,6 +1,7 @@
-"""Bundle store: an OCI image layout that several processes read and write at the same time.
+"""Bundle store: an OCI image layout that several processes can read and write at the same time.
 
-Readers need no write permission and take no lock. Versions of a model's name increase, and remain until they are pruned.
+Readers need no write permission and take no lock. The versions of a model name increase, and remain until they are
+pruned.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Store:
 
     @contextmanager
     def open_draft(self, key: Key) -> Iterator[BundleDraft]:
-        """Open a draft of a bundle for `key`. A draft that is not published when the block ends is discarded.
+        """Open a draft of a bundle for `key`. A draft that has not been published when the block ends is discarded.
 
         Raises ReadOnlyStoreError, NoSpaceError.
         """
@@ -75,7 +76,7 @@ class Store:
 
     @contextmanager
     def lock_key(self, key: Key) -> Iterator[None]:
-        """Hold the lock of `key`, so that one process builds the bundle while others wait and then find it.
+        """Hold the lock of `key`, so that one process builds the bundle while the others wait for it.
 
         BundleDraft.publish does not require the lock. Raises ReadOnlyStoreError.
         """
@@ -94,7 +95,7 @@ class Store:
         ]
 
     def find_by_key(self, key: Key, *, name: str | None = None, trust: TrustCheck | None = None) -> Bundle:
-        """Return the newest version for `key` that `trust` accepts (None: any signer) and this version of coldstart can read.
+        """Return the newest version for `key` that this coldstart can read and `trust` accepts (None: any signer).
 
         Bundles called `name` count as bundles of the same model in the error's `nearest`. Raises BundleNotFoundError, and
         the error of Bundle.manifest if no version can be read.
@@ -115,8 +116,8 @@ class Store:
     ) -> Bundle:
         """Return the bundle for NAME, NAME:vN, NAME@sha256:..., a ref name, or a prefix of a manifest or key digest.
 
-        A prefix has at least 12 hex digits. Among several versions, one that `trust` accepts is better, then the newest.
-        With `require_one_key`, a NAME whose versions have different keys is ambiguous.
+        A prefix has at least 12 hex digits. If several versions match, those that `trust` accepts are preferred, then the
+        newest. With `require_one_key`, a NAME whose versions have different keys is ambiguous.
 
         Raises BundleNotFoundError, AmbiguousReferenceError or InvalidReferenceError.
         """
@@ -148,14 +149,14 @@ class Store:
     ) -> PruneReport:
         """Remove all but the best `keep` versions of each key (None: keep all), the bundles in `drop`, and unreferenced files.
 
-        Bundles that `trust` accepts are better than others. Raises ReadOnlyStoreError.
+        Bundles that `trust` accepts rank above all others. Raises ReadOnlyStoreError.
         """
         from coldstart.artifacts import prune
 
         return prune.prune(self.layout, keep, drop, trust, dry_run=dry_run)
 
     def receive_bundle(self, source: BundleSource, descriptor: oci.Descriptor) -> Bundle:
-        """Copy a bundle from another store, an archive, a registry or the hub."""
+        """Copy a bundle from another store, an archive, a registry or the hub into this store, and return the copy."""
         from coldstart.artifacts.writer import receive_bundle
 
         return receive_bundle(self.layout, source, descriptor)
@@ -190,7 +191,7 @@ class Store:
 
 
 def _selects_newest(ref: str, matches: Sequence[Bundle], one_key: bool) -> bool:
-    """Return whether `ref` is a model's name, or a prefix of one key, and thus means the newest version."""
+    """Return whether `ref` is a model name or a prefix of one key, and thus selects the newest version."""
     identities = [bundle.identity for bundle in matches]
     several_keys = len({key for _, key in identities}) > 1
     if all(name == ref for name, _ in identities):
@@ -210,7 +211,7 @@ def _find_by_name(ref: str, bundles: Sequence[Bundle]) -> Bundles:
 
 
 def _format_choice(bundle: Bundle) -> str:
-    """Return one line with the version, the digest reference and the recorded vLLM arguments of a bundle."""
+    """Return a line with the version, the digest reference and the recorded vLLM arguments of a bundle."""
     try:
         recorded = " ".join(bundle.manifest.provenance.arguments) or "no arguments"
     except BundleError as error:

@@ -57,7 +57,7 @@ class Member(NamedTuple):
 def build_tar_header(
     name: str, size: int = 0, *, is_directory: bool = False, executable: bool = False
 ) -> TarInfo:
-    """Return a header without time, owner and user name. `size` is in bytes."""
+    """Return a header without times, owner and user name. `size` is in bytes."""
     info = TarInfo(name)
     info.size = size
     info.type = tarfile.DIRTYPE if is_directory else tarfile.REGTYPE
@@ -76,7 +76,7 @@ def open_tar_writer(sink: object) -> tarfile.TarFile:
 def pack_tree(directory: Path, sink: BinaryIO) -> None:
     """Write `directory` to `sink` as tar.zst.
 
-    Raises UnsafeLinkError, UnsafeMemberError, UnsafePathError, or InvalidTreeError if a file changed meanwhile.
+    Raises UnsafeLinkError, UnsafeMemberError, UnsafePathError, or InvalidTreeError if a file changes while it is read.
     """
     if not directory.is_dir():
         raise InvalidTreeError(f"{directory.name} is not a directory", hint="specify an existing directory")
@@ -90,7 +90,7 @@ def pack_tree(directory: Path, sink: BinaryIO) -> None:
 
 
 def _walk_names(directory: Path, prefix: str) -> Iterator[str]:
-    """Yield `prefix` + relative path of each entry below `directory`."""
+    """Yield the relative path of each entry below `directory`, preceded by `prefix`."""
     for entry in os.scandir(directory):
         name = prefix + entry.name
         _check_name(name)
@@ -121,7 +121,7 @@ def _add_member(archive: tarfile.TarFile, path: Path, name: str) -> None:
 
 
 class _BoundedReader:
-    """Forward-only stream for `tarfile` that ends with ArchiveBombError after `budget` bytes or at an oversized header."""
+    """Forward-only stream for `tarfile` that raises ArchiveBombError after `budget` bytes or at an oversized header."""
 
     def __init__(self, source: Readable, budget: int) -> None:
         self._source, self._left, self._at, self.block = source, budget, 0, b""
@@ -192,7 +192,7 @@ def _read_tree(reader: VerifiedReader, entry: Descriptor, target: Path | None) -
 
 
 def read_tar(source: Readable, budget: int, target: Path | None = None) -> list[Member]:
-    """Read a tar stream of up to `budget` bytes and return its members. If `target` is set, write them below that directory.
+    """Read a tar stream of at most `budget` bytes and return its members. If `target` is set, write them below it.
 
     Raises InvalidTreeError, UnsafePathError, UnsafeLinkError, UnsafeMemberError, DuplicateMemberError, ArchiveBombError.
     """

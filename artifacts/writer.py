@@ -3,7 +3,7 @@
 Blobs are staged in a private directory. Then blobs, manifests and index.json are published under the index lock. A
 process that is killed at any time leaves either the old or the new index, and prune removes the blobs that no index entry
 refers to. A staging directory is in use while its lock is held. The kernel releases the lock when the writer exits, and
-prune removes the directory.
+prune then removes the directory.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _SIGSTORE = {
 
 
 class HashingFile:
-    """Output file that hashes the bytes written to it, up to `max_bytes`."""
+    """Output file that hashes the bytes written to it and accepts at most `max_bytes`."""
 
     def __init__(self, file: BinaryIO, max_bytes: int) -> None:
         self._file, self._max_bytes, self.size = file, max_bytes, 0
@@ -78,7 +78,7 @@ class HashingFile:
 
 @dataclass(slots=True)
 class Staging:
-    """Private directory of a writer.
+    """Private directory in which one writer stages blobs.
 
     `blobs` maps the digests of staged blobs, which are not yet in the store, to their files.
     """
@@ -126,8 +126,8 @@ class Staging:
     ) -> Bundle:
         """Publish the bundle with the manifest `descriptor`, together with its signature documents.
 
-        `bundle_manifest` is the parsed manifest. `stored_blobs` are in the store already and not staged. A bundle that
-        the index lists keeps its version. Raises NoSpaceError, ReadOnlyStoreError, MissingBlobError.
+        `bundle_manifest` is the parsed manifest. `stored_blobs` are already in the store and not staged. A bundle that
+        the index already lists keeps its version. Raises NoSpaceError, ReadOnlyStoreError, MissingBlobError.
         """
         signed = [self._stage_signature(descriptor, payload) for payload in signatures]
         last = {descriptor.digest, *(item.digest for item in signed)}
@@ -163,7 +163,7 @@ class Staging:
 def _build_index_entry(
     descriptor: oci.Descriptor, bundle_manifest: Manifest, entries: Sequence[oci.Descriptor]
 ) -> oci.Descriptor:
-    """Return an index entry with the next version of the model's name, for all keys, and a ref name for OCI clients."""
+    """Return an index entry with a ref name for OCI clients and the next version of the model's name, counted over all keys."""
     name, key = bundle_manifest.provenance.model_name, bundle_manifest.key
     versions = (entry.listed_version for entry in entries if entry.annotations.get(oci.NAME) == name)
     version = 1 + max(versions, default=0)
@@ -204,10 +204,10 @@ def find_abandoned(layout: OciLayout) -> list[Path]:
 
 
 def receive_bundle(layout: OciLayout, source: BundleSource, descriptor: oci.Descriptor) -> Bundle:
-    """Copy the bundle with the manifest `descriptor`, and its signatures, from `source` into `layout`.
+    """Copy the bundle with the manifest `descriptor`, and its signatures, from `source` into `layout`, and return the copy.
 
-    Its digest is unchanged. Manifest and config are checked before a section is fetched. Blobs that the layout has are
-    not fetched again. The result has the number of damaged blobs that were replaced.
+    The copy has the same digest. Manifest and config are checked before a section is fetched. Blobs that the layout
+    already has are not fetched again. `replaced_blobs` of the copy is the number of damaged blobs that were replaced.
 
     Raises the errors of parse_manifest, DigestMismatchError, MissingBlobError, RemoteFailedError, NoSpaceError,
     ReadOnlyStoreError.
@@ -236,14 +236,17 @@ def receive_bundle(layout: OciLayout, source: BundleSource, descriptor: oci.Desc
 
 
 class Signer(Protocol):
-    """Signer of bundles. `sign` returns the signature document over a manifest's digest."""
+    """Signer of bundles. `sign` returns the signature document for the digest of a manifest."""
 
     def sign(self, digest: str) -> bytes: ...
 
 
 @dataclass
 class BundleDraft:
-    """Unpublished bundle that Store.open_draft yields. If the block ends without publish(), all its files are removed."""
+    """Unpublished bundle that Store.open_draft yields.
+
+    If the block ends without a call of `publish`, its files are removed.
+    """
 
     key: Key
     staging: Staging

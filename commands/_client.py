@@ -64,12 +64,13 @@ class ServerClient:
             url: Address of the server.
             key_headers: Headers that carry a key; empty if no key is sent.
             out: Receives a warning if the key is sent without TLS.
-            wait_s: Maximum time until the response headers arrive, in seconds.
-            silent_s: Maximum time until the first bytes of a body arrive, and for a body of MAX_BYTES, in seconds.
+            wait_s: Maximum time in seconds until the response headers arrive.
+            silent_s: Maximum time in seconds until the first bytes of a body arrive, or to read a body of MAX_BYTES.
             service: Kind of server at `url`.
 
         Raises:
-            UsageError: `url` is not http or https, the key is not a valid header value, or a proxy would see it in clear text.
+            UsageError: `url` is not http or https, the key is not a valid header value, or a proxy would see it in clear
+                text.
         """
         self._url, self._key_headers, self._service = url.rstrip("/"), dict(key_headers), service
         origin = _parse_url(url)
@@ -81,7 +82,7 @@ class ServerClient:
         self._http = HttpClient(bounds)
 
     def is_responding(self) -> bool:
-        """Return whether the server responds to a health check, with any status."""
+        """Return whether the server responds to a health check, no matter with which status."""
         try:
             return bool(self._request_body("GET", "/health")[0])
         except RemoteUnreachableError:
@@ -132,7 +133,7 @@ class ServerClient:
             ) from error
 
     def _require_success(self, status: int, body: bytes) -> dict[str, Any]:
-        """Return the JSON object of a successful response; empty if the body is anything else."""
+        """Return the JSON object of a successful response, or an empty one if the body is not a JSON object."""
         try:
             document = json.loads(body)
         except (ValueError, RecursionError):

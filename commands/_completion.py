@@ -1,4 +1,4 @@
-"""Shell completion of models, bundle references and key names. On an error the completion is empty."""
+"""Shell completion of models, bundle references and key names. If an error occurs, nothing is offered."""
 
 from collections.abc import Iterator
 

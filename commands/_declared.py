@@ -30,8 +30,8 @@ def declare_settings(
     """Return the command-line options of declared settings.
 
     Args:
-        default: Dataclass instance with the default values. If it is a dataclass itself, the options are None unless typed, so
-            that a file or the default of the field can apply.
+        default: Dataclass instance with the default values. If it is the dataclass itself, an option is None unless it is
+            typed, so that a file or the default of the field can apply.
         settings: Names of the fields with their declarations.
         overrides: Default values by field name that replace those of `default`. A list makes its option repeatable.
     """
@@ -70,7 +70,7 @@ def _find_type(kind: Any, setting: Setting) -> Any:
 
 
 def take_settings(kind: object, option_values: dict[str, Any]) -> dict[str, Any]:
-    """Move the settings of a dataclass out of `option_values`; return those that have a value, by field name."""
+    """Move the settings of a dataclass out of `option_values`, and return those that have a value, by field name."""
     settings = list_settings(kind)
     values = ((name, option_values.pop(setting.option)) for name, setting in settings if setting.flag)
     return {name: value for name, value in values if value is not None}
@@ -79,7 +79,7 @@ def take_settings(kind: object, option_values: dict[str, Any]) -> dict[str, Any]
 def bind_variables(command: Any, prefix: str) -> None:
     """Bind each option to the environment variable PREFIX_OPTION, or PREFIX_SUBCOMMAND_OPTION in a group.
 
-    The parser would derive the variable from the name of the parameter, which can differ from that of the option.
+    Otherwise, the parser would derive the variable from the parameter's name, which can differ from the option's name.
     """
     for option in command.params:
         key = max(option.opts, key=len).lstrip("-").replace("-", "_")
@@ -103,7 +103,7 @@ def add_file_options(options: Sequence[inspect.Parameter]) -> list[inspect.Param
 
 
 def resolve_keys(ctx: typer.Context, option_values: dict[str, Any], out: Output) -> None:
-    """Replace each key in `option_values` by the content of its file, and warn about keys that other users can read.
+    """Replace each key file in `option_values` with the key that it contains, and warn about keys that other users can see.
 
     Raises:
         UsageError: A key and its file are both on the command line, the key is empty, or its file contains no key.
@@ -128,7 +128,7 @@ def resolve_keys(ctx: typer.Context, option_values: dict[str, Any], out: Output)
 
 
 def _require_nonempty(name: str, key: str | None, variable: str) -> None:
-    """Raise UsageError for an empty key or variable, because a server would then require no key."""
+    """Raise UsageError for an empty key or variable, because a server would then not require a key."""
     if (key is None and os.environ.get(variable) == "") or (key is not None and not key.strip()):
         raise UsageError(
             f"{_flag(name)} is empty", hint=f"{_flag(name)}-file FILE, or unset {variable} to use no key"

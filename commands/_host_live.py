@@ -239,7 +239,7 @@ def _format_row(model: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _format_last_start(start: Mapping[str, Any] | None) -> str:
-    """Return the mode, the duration and the longest phases of a start; empty if there was none."""
+    """Return the mode, the duration and the longest phases of a start, or an empty string if there was none."""
     if start is None:
         return ""
     longest = sorted(start["phases"].items(), key=lambda item: -float(item[1]))[:_PHASES]

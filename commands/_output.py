@@ -47,13 +47,13 @@ class _Phase:
         return f"{self.name}: {time.monotonic() - self.began:.0f} s{step}"
 
     def report_step(self, text: str) -> None:
-        """Record a step and print it. Plain output shows a step with figures only in the regular lines of a long phase."""
+        """Record a step and print it. Plain output shows a progress line only in the periodic lines of a long phase."""
         self.step = text
         if self.mode == "json" or not isinstance(text, ProgressText):
             self.report("step")
 
     def report(self, event: Literal["begin", "step", "running", "end"]) -> None:
-        """Print a line about an event if the form of the progress has one."""
+        """Print a line about an event, if this form of progress output has one."""
         if self.mode == "json":
             seconds = time.monotonic() - self.began
             document: dict[str, object] = {"phase": self.name, "event": event, "seconds": seconds}
@@ -96,7 +96,7 @@ class _Phase:
 
 @dataclass
 class Output:
-    """Output of one command. `format` selects whether a result is printed as text or as JSON."""
+    """Output of one command. `format` determines whether a result is printed as text or as JSON."""
 
     format: Format = "text"
     out_file: Path | None = None
@@ -201,7 +201,7 @@ def prepare_document(data: Mapping[str, object]) -> dict[str, Any]:
 
 
 def format_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Format rows as a table with aligned columns, and right-aligned numbers, in the width of a terminal at stdout.
+    """Format rows as a table that fits the terminal at stdout, with aligned columns and right-aligned numbers.
 
     Only the widest column is wrapped, and no word is divided, so a table can be wider than the terminal.
     """
@@ -251,7 +251,7 @@ def _print_to_stderr(*lines: str) -> None:
 def print_error(lines: Sequence[str], hint: str | None, json_code: int | None = None) -> None:
     """Print the error that ends a command, and its hint.
 
-    If `json_code`, the exit code, is not None, print one line of JSON instead of text.
+    If the exit code `json_code` is given, print one line of JSON instead of text.
     """
     if json_code is not None:
         document = {"error": "\n".join(lines), "hint": hint, "exit_code": json_code}
@@ -266,15 +266,15 @@ def print_error(lines: Sequence[str], hint: str | None, json_code: int | None = 
 
 
 def escape_line(text: str) -> str:
-    """Escape control characters, newlines and tabs, so that `text` is one line of a terminal."""
+    """Escape control characters, including newlines and tabs, so that `text` is a single line in a terminal."""
     return escape_control_characters(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def escape_control_characters(text: str) -> str:
     """Escape characters that would move the cursor of a terminal, change the text direction or hide text.
 
-    Registries, weights servers and bundles can contain such characters. Newlines and tabs remain: `escape_line` has
-    already escaped those in text from outside.
+    Registries, weights servers and bundles can contain such characters. Newlines and tabs remain, because `escape_line`
+    has already escaped those that come from outside.
     """
     return "".join(c if c.isprintable() or c in "\n\t" else _escape(c) for c in text)
 

@@ -126,7 +126,7 @@ def run_server(
 
 
 def _format_phases(recorded: "Timeline") -> str:
-    """Return a table of a start's phases, with times in seconds since the first phase began."""
+    """Return a table of the phases of a start, with times in seconds since the first phase began."""
     spans = sorted(recorded.describe_spans(), key=itemgetter("start_s"))
     rows = [(span["track"], span["name"], f"{span['start_s']:.3f}", f"{span['end_s']:.3f}") for span in spans]
     return format_table(("process", "phase", "begins", "ends (s)"), rows)
@@ -160,7 +160,7 @@ def print_advice(
 
 
 def describe_faster_start(lookup: "Lookup", ready_s: float, unavailable: Iterable[Fallback]) -> str | None:
-    """Return one line with the command that prepares the fastest unavailable start mode; None after a fast start."""
+    """Return a line with the command that prepares the fastest unavailable start mode, or None if the start was fast."""
     hints = [(one.stage, one.hint) for one in unavailable if one.hint and one.hint.startswith("coldstart ")]
     if ready_s < SLOW_START_S or not hints:
         return None
@@ -182,7 +182,7 @@ def print_start_report(common: Common, report: dict[str, Any]) -> None:
 
 
 def _describe_longest_phase(report: Mapping[str, Any], more: str) -> str:
-    """Return the longest phase of a slow start; empty after a fast start."""
+    """Return the longest phase of a slow start, or an empty string if the start was fast."""
     longest = report.get("longest_phase")
     if longest is None or report["ready_s"] < SLOW_START_S:
         return ""
@@ -190,7 +190,7 @@ def _describe_longest_phase(report: Mapping[str, Any], more: str) -> str:
 
 
 def describe_request(report: Mapping[str, Any], vllm_args: "Arguments") -> str | None:
-    """Return a curl command that sends a completion request; None for a pooling model or a URL that is not plain HTTP."""
+    """Return a curl command that requests a completion, or None for a pooling model or a URL that is not plain HTTP."""
     from coldstart.launch import listening
 
     if not report["tokens"] or not report["url"].startswith("http://"):
@@ -206,7 +206,7 @@ def describe_request(report: Mapping[str, Any], vllm_args: "Arguments") -> str |
 
 
 def _describe_total_time(report: Mapping[str, Any]) -> str:
-    """Return the total seconds of `up` and the steps before the start; empty if the steps were short."""
+    """Return the total seconds of `up` and of its steps before the start, or an empty string if the steps were short."""
     preparation = report.get("preparation")
     if preparation is None or preparation["seconds"] <= _SHORT_PREPARATION_S:
         return ""

@@ -92,7 +92,7 @@ class LazyGroup(TyperGroup):
         return list(COMMANDS)
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Parse the arguments before the command name; fail with a hint on an option that belongs after it."""
+        """Parse the arguments before the command name, and fail with a hint if an option belongs after it."""
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
@@ -102,7 +102,7 @@ class LazyGroup(TyperGroup):
             ctx.fail(f"No such option: {option}. Options follow the command: coldstart COMMAND {option}")
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
-        """Load one command; for an unknown name, fail and suggest the most similar one."""
+        """Load one command. If the name is unknown, fail and suggest the most similar one."""
         if cmd_name not in COMMANDS:
             near = difflib.get_close_matches(cmd_name, COMMANDS, n=1)
             ctx.fail(f"No such command {cmd_name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
@@ -134,7 +134,7 @@ class VllmArgsCommand(TyperCommand):
         """Parse the arguments.
 
         Raises:
-            UsageError: An unknown option is not similar to an own option, so it probably belongs to vLLM.
+            UsageError: An unknown option does not resemble an option of the command, so it probably belongs to vLLM.
         """
         try:
             return super().parse_args(ctx, args)
@@ -160,7 +160,7 @@ def find_module_name(name: str) -> str:
 
 
 def load(name: str) -> Any:
-    """Import and return the command object of one entry of COMMANDS."""
+    """Import the command object of one entry of COMMANDS, and return it."""
     from coldstart.commands import _examples
     from coldstart.commands._declared import bind_variables
 
@@ -307,7 +307,7 @@ def _report_error(error: Exception, argv: Sequence[str] = (), *, as_json: bool =
 def _describe_missing_module(
     error: ModuleNotFoundError, argv: Sequence[str]
 ) -> tuple[Sequence[str], str, int] | None:
-    """Return an error and a hint to install the extra with the missing module; None if no extra contains it."""
+    """Return an error and a hint to install the extra with the missing module, or None if no extra provides it."""
     from coldstart.system.installation import find_extras
 
     module = error.name or ""

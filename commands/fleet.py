@@ -291,7 +291,7 @@ def _send_order(common: Common, url: str | None, key: str | None, method: str, *
 
 
 def _connect(common: Common, url: str | None, key: str | None) -> "ServerClient":
-    """Return a client of the fleet. Without `url`, use the address and the admin key of this user's fleet."""
+    """Return a client of the fleet. If `url` is None, use the address and the admin key of this user's fleet."""
     from coldstart.commands._client import FLEET, ServerClient
 
     from coldstart.fleet.live import local_state

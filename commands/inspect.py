@@ -85,7 +85,7 @@ def show_bundle(common: Common, bundle: Bundle) -> None:
 
 
 def describe_bundle(bundle: Bundle) -> dict[str, object]:
-    """Return the contents of the manifest as a JSON document."""
+    """Return the bundle's identity, its manifest contents and the result of the trust check as a JSON document."""
     manifest, trust = bundle.manifest, inspection.trust(bundle)
     return {
         "name": bundle.name,
@@ -129,7 +129,7 @@ def _list_facts(bundle: Bundle) -> list[tuple[str, object]]:
 
 
 def _show_key(common: Common, key: Key, lookup: Lookup | None = None) -> None:
-    """Print the fields of a key and, after a lookup of a model, the matching or the most similar bundle."""
+    """Print the fields of a key and, after a model was looked up, the matching or the most similar bundle."""
     data: dict[str, object] = {"digest": key.digest, "fields": dict(key.fields)}
     lines = [_render_fields(key), "", f"key {key.digest}"]
     if lookup is not None:
@@ -199,7 +199,7 @@ def _format_value(value: object) -> str:
 
 
 def _render_graphs(summary: Mapping[str, Any]) -> str:
-    """Return a text about the CUDA graphs of a bundle."""
+    """Return a text that summarizes the CUDA graphs of a bundle."""
     if "error" in summary:
         return f"CUDA graphs: cannot be read: {summary['error']}"
     proof, refused = summary["proof"], summary["refused"]

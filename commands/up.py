@@ -32,7 +32,7 @@ _TERMINATED = 128 + signal.SIGTERM
 
 @dataclass
 class _Start:
-    """State of one run of `up`: what it starts, what it prepared, and `own_record`, its entry in the records of `up`."""
+    """State of one run of `up`: what it starts, what it has prepared, and `own_record`, its entry in the records of `up`."""
 
     common: Common
     directory: "UpDirectory"
@@ -147,7 +147,7 @@ def _serve(start: _Start) -> int:
 
 
 def _detach(start: _Start, serve_args: list[str], lock: int) -> None:
-    """Start the server in the background, where it holds the lock, and return when it is ready."""
+    """Start the server in the background, where it keeps the lock, and return when it is ready."""
     from coldstart.commands._serving import start_detached
 
     from coldstart.launch import planning
@@ -177,7 +177,7 @@ def _detach(start: _Start, serve_args: list[str], lock: int) -> None:
 
 
 def _describe_stop(start: _Start, *, is_detached: bool) -> str:
-    """Return one line that explains how to stop the server, with or without its template."""
+    """Return a line that explains how to stop the server, with or without its template."""
     down = shlex.join(["coldstart", "down", start.request.lookup.model.argument])
     if start.prepared.template is None:
         return (
@@ -191,7 +191,10 @@ def _describe_stop(start: _Start, *, is_detached: bool) -> str:
 
 
 def _ensure_bundle(common: Common, lookup: "Lookup") -> "Lookup":
-    """Return the lookup with a bundle, which is built if missing. If the build fails, warn and return `lookup` unchanged."""
+    """Return the lookup with its bundle, building it if it is missing.
+
+    If the build fails, warn and return `lookup` unchanged.
+    """
     if lookup.bundle is not None:
         common.out.print_note(f"Using the bundle {lookup.bundle.name}:v{lookup.bundle.version}")
         return lookup
@@ -209,7 +212,7 @@ def _ensure_bundle(common: Common, lookup: "Lookup") -> "Lookup":
 
 
 def _report_untrusted(common: Common, lookup: "Lookup", untrusted: "Bundle") -> None:
-    """Warn that a bundle is built although an untrusted bundle matches.
+    """Warn that a new bundle is built although an untrusted bundle matches.
 
     Raises:
         NoBundleError: Only the untrusted bundle records the vLLM arguments, so a new bundle would have a different key.
@@ -236,9 +239,10 @@ def _announce(start: _Start, plan: "LaunchPlan", report: dict[str, Any], *, is_d
 def _require_same_settings(
     common: Common, running: "UpRecord", lookup: "Lookup", host: str | None, port: int | None
 ) -> None:
-    """Compare the running server with the requested one.
+    """Compare the settings of the running server with the requested ones.
 
-    Settings on the command line and the API key must agree. Differences in the bundle and in defaults cause only a warning.
+    Settings on the command line and the API key must agree. Differences in the bundle and in defaults cause only a
+    warning.
 
     Raises:
         CommandFailedError: The running server has a different address or setting than the user requests.

@@ -1,1 +1,4 @@
-"""HTTP client with rules for secrets, redirects, sizes and time limits. Knows nothing of bundles, registries and models."""
+"""HTTP client with rules for secrets, redirects, sizes and time limits.
+
+It knows nothing about bundles, registries or models.
+"""

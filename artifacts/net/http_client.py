@@ -47,7 +47,7 @@ class HttpLimits:
 
 
 def read_limits(environment: Mapping[str, str] = os.environ) -> HttpLimits:
-    """Return the default limits, with `headers_s` and `stall_s` from COLDSTART_HTTP_PATIENCE_S if that is set."""
+    """Return the default limits, with `headers_s` and `stall_s` set to COLDSTART_HTTP_PATIENCE_S if that variable is set."""
     with suppress(ValueError):
         if 0.0 < (patience_s := float(environment.get(PATIENCE_VARIABLE, ""))) < float("inf"):
             return HttpLimits(headers_s=patience_s, stall_s=patience_s)
@@ -59,7 +59,7 @@ class RemoteUnreachableError(RemoteFailedError):
 
 
 class SlowServerError(RemoteUnreachableError):
-    """Response below the minimum rate. An immediate retry does not help."""
+    """Response that is slower than the minimum rate. An immediate retry does not help."""
 
 
 class ForbiddenError(RemoteFailedError):
@@ -75,7 +75,7 @@ class Secret:
 
 
 class _DeadlineSocket:
-    """Socket mixin whose reads time out at `deadline`, a time of `monotonic`, if one is set."""
+    """Socket mixin whose reads time out at `deadline`, a value of `time.monotonic`, if it is set."""
 
     deadline: float | None = None
 
@@ -159,7 +159,7 @@ class HttpResponse:
         self.headers: Mapping[str, str] = response.headers
 
     def readinto(self, buffer: memoryview) -> int:
-        """Read available bytes, at most 1 MiB, into `buffer` and return their number; 0 at the end.
+        """Read available bytes, at most 1 MiB, into `buffer`, and return the number of bytes read, or 0 at the end.
 
         Raises RemoteUnreachableError.
         """
@@ -168,7 +168,7 @@ class HttpResponse:
         return len(data)
 
     def read(self, size: int = _SLICE) -> bytes:
-        """Return available bytes, at most `size` and 1 MiB; b"" at the end. Raises RemoteUnreachableError."""
+        """Return available bytes, at most `size` and 1 MiB, or b"" at the end. Raises RemoteUnreachableError."""
         began = monotonic()
         self._response.timed.deadline = began + self._patience_s
         try:
@@ -186,7 +186,7 @@ class HttpResponse:
         return data
 
     def read_up_to(self, cap: int) -> bytes:
-        """Read the body, or its first `cap` bytes, and close the response. Raises RemoteUnreachableError."""
+        """Read the body, but at most its first `cap` bytes, and close the response. Raises RemoteUnreachableError."""
         parts: list[bytes] = []
         with self:
             while cap > 0 and (part := self.read(cap)):
@@ -269,7 +269,7 @@ class HttpClient:
             raise RemoteUnreachableError(_describe_cause(error)) from error
 
     def _choose_manager(self, origin: Origin) -> urllib3.PoolManager:
-        """Return the connection pools for the scheme and the proxy of `origin`."""
+        """Return the connection pools for the scheme of `origin` and for its proxy."""
         proxy = find_proxy(origin)
         if (manager := self._managers.get((origin.scheme, proxy))) is not None:
             return manager
@@ -303,7 +303,7 @@ def resolve_redirect(url: str, location: str) -> str:
 
 
 def _find_root_cause(error: BaseException) -> BaseException:
-    """Return the innermost cause. The text of a urllib3 error may contain the URL and thus a secret."""
+    """Return the innermost cause, because the text of a urllib3 error may contain the URL and thus a secret."""
     while error.__context__ is not None:
         error = error.__context__
     return error

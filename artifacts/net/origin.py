@@ -34,7 +34,7 @@ class Origin(NamedTuple):
 
     @property
     def can_receive_secrets(self) -> bool:
-        """Return whether requests to this origin are unreadable to other machines: they use TLS or stay on this machine."""
+        """Return whether other machines cannot read requests to this origin, because they use TLS or stay on this machine."""
         return self.scheme == "https" or (self.scheme == "http" and self.is_loopback)
 
     def __str__(self) -> str:
@@ -52,10 +52,10 @@ def parse_origin(url: str) -> Origin:
 
 
 def may_receive_credentials(realm: Origin, registry: Origin, allowed: Collection[str] = ()) -> bool:
-    """Return whether `registry` may have its credentials sent to `realm`, the token server in its challenge.
+    """Return whether credentials for `registry` may be sent to `realm`, the token server that its challenge names.
 
-    True for the registry itself, for a parent domain with at least two labels (its owner controls the registry's name
-    anyway), and for hosts in `allowed`. On a loopback host, other ports may belong to other users.
+    They may be sent to the registry itself, to a parent domain with at least two labels (its owner controls the
+    registry's name anyway), and to hosts in `allowed`. On a loopback host, other ports may belong to other users.
     """
     if not realm.can_receive_secrets:
         return False
@@ -67,7 +67,7 @@ def may_receive_credentials(realm: Origin, registry: Origin, allowed: Collection
 
 
 def redact_url(url: str) -> str:
-    """Return `url` without user, password, query (which grants access in a presigned URL) and fragment."""
+    """Return `url` without user, password, fragment and query. The query of a presigned URL grants access."""
     scheme, mark, rest = url.partition("://")
     if not mark:
         return url
