@@ -166,7 +166,7 @@ class Bundle:
         entry = self.find_readable_section(name)
         if SECTION_TYPES[name].encoding != "json":
             raise SectionUnsupportedError(
-                f"section {name} is a tree", hint="unpack it: coldstart inspect REF --tree"
+                f"section {name} is a tree", hint="unpack it with `coldstart inspect REF --tree`"
             )
         data = self._read(entry, LIMITS.json_section_bytes)
         return canonical.loads(data, max_bytes=LIMITS.json_section_bytes, source=f"section {name}")
@@ -205,7 +205,9 @@ class Bundle:
     def require_trust(self, name: str, trust: TrustCheck | None) -> None:
         """Raise UntrustedError unless `trust` allows the bundle's code in section `name` to run."""
         if trust is None:
-            raise UntrustedError(f"section {name} contains code, and no trust check was passed")
+            raise UntrustedError(
+                f"section {name} contains code, but the caller gave no trust check (argument `trust`)"
+            )
         result = trust(self)
         if not result.ok:
             raise UntrustedError(

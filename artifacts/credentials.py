@@ -86,7 +86,7 @@ def _run_helper(helper: str, key: str) -> Login | None:
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise RemoteDeniedError(
-            f"cannot run {program}: {type(error).__name__}", hint=f"{program} get"
+            f"cannot run {program}: {type(error).__name__}", hint=f"run `{program} get` to find the cause"
         ) from error
     if done.returncode:
         output = (done.stdout or done.stderr).decode(errors="replace").strip()[:200]
@@ -94,7 +94,7 @@ def _run_helper(helper: str, key: str) -> Login | None:
             return None
         raise RemoteDeniedError(
             f"{program} failed: {output}",
-            hint=f"unlock the credential store of {program}, or docker login {key}",
+            hint=f"unlock the credential store of {program}, or run `docker login {key}`",
         )
     try:
         document = canonical.parse_json(done.stdout, source=program)

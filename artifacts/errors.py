@@ -216,7 +216,7 @@ class RemoteDeniedError(RemoteFailedError):
 
     code = "CS-AUTH"
     exit_code = AUTH_REQUIRED
-    default_hint = "log in (docker login REGISTRY, or hf auth login), then run the command again"
+    default_hint = "log in with `docker login REGISTRY` or `hf auth login`, then run the command again"
 
 
 def describe_reason(error: Exception) -> str:

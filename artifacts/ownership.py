@@ -83,7 +83,7 @@ def require_unexposed(path: Path, state_dir: Path) -> None:
         repair = f"{'sudo ' if user else ''}chown {user} {name}"
     raise ExposedKeyError(
         f"the trusted keys are exposed: {found.path} {found.reason}",
-        hint=f"check the keys, then: {repair}",
+        hint=f"check the keys, then run `{repair}`",
     )
 
 

@@ -103,7 +103,7 @@ class RegistrySession:
 
     def _parse_realm(self, address: str) -> origin.Origin:
         allowed = [name.strip() for name in os.environ.get(REALMS_VARIABLE, "").split(",")]
-        hint = f"allow it: {REALMS_VARIABLE}={urlsplit(address).hostname or 'HOST'}; or log in: docker login {self._host}"
+        hint = f"set {REALMS_VARIABLE}={urlsplit(address).hostname or 'HOST'} to allow it, or run `docker login {self._host}`"
         try:
             realm = origin.parse_origin(address)
         except ValueError as error:

@@ -82,7 +82,9 @@ def pull(store: Store, address: str) -> Bundle:
         return pull_directory(store, _parse_directory(path), f"sha256:{digest}" if digest else None)
     except (DigestMismatchError, MissingBlobError) as error:
         if error.hint == error.default_hint:  # The default hint is for a bundle in the store.
-            hint = "pull it from another source, or push an intact copy again: coldstart push REF ADDRESS"
+            hint = (
+                "pull it from another source, or push an intact copy again with `coldstart push REF ADDRESS`"
+            )
             error.hint = hint
         raise
 
@@ -105,7 +107,7 @@ def _parse_directory(address: str) -> Path:
     exact = f"for a directory with this name: {shlex.quote(f'./{address}')}"
     if _REGISTRY.fullmatch(address):
         raise InvalidReferenceError(
-            f"the address {address} is a registry without a scheme", hint=f"{OCI}{address}; {exact}"
+            f"the address {address} is a registry without a scheme", hint=f"use {OCI}{address}; {exact}"
         )
     if scheme := _SCHEME.match(address.strip()):
         raise InvalidReferenceError(

@@ -135,7 +135,9 @@ def read_key(path: Path) -> HostKey:
     key.
     """
     if path.stat().st_mode & 0o077:
-        raise ExposedKeyError(f"other users can read {path}", hint=f"chmod 600 {shlex.quote(str(path))}")
+        raise ExposedKeyError(
+            f"other users can read {path}", hint=f"run `chmod 600 {shlex.quote(str(path))}`"
+        )
     try:
         private = serialization.load_pem_private_key(files.read_regular(path, LIMITS.signature_bytes), None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:

@@ -166,7 +166,7 @@ def extract_tree(reader: VerifiedReader, entry: Descriptor, dest: Path) -> int:
     UnsafeLinkError, UnsafeMemberError, DuplicateMemberError, NoSpaceError, ReadOnlyStoreError.
     """
     if os.path.lexists(dest):
-        raise DestinationExistsError(f"{dest.name} exists already")
+        raise DestinationExistsError(f"{dest.name} already exists")
     partial = dest.with_name(f".{dest.name}.{uuid4().hex}.partial")
     with translate_os_errors(f"extracting {entry.section_type}"):
         partial.mkdir(parents=True)

@@ -143,21 +143,20 @@ class ServerClient:
         if status in (HTTPStatus.OK, HTTPStatus.ACCEPTED):
             return document
         if status == HTTPStatus.UNAUTHORIZED:
-            raise CommandFailedError(f"{self._url} rejected the key, or requires one", hint=option)
+            raise CommandFailedError(f"{self._url} rejected the key, or requires one", hint=f"use {option}")
         error = document.get("error")
         if not isinstance(error, dict) or "message" not in error:
             raise self._describe_wrong_server(status)
-        hint = error.get("hint") or f"coldstart {name} status --url {self._url}" + f" {option}" * bool(
-            self._key_headers
-        )
+        command = f"coldstart {name} status --url {self._url}" + f" {option}" * bool(self._key_headers)
+        hint = error.get("hint") or f"run `{command}`"
         # A client key was used. It does not grant access to the status either.
         if status == HTTPStatus.FORBIDDEN and self._service is HOST:
-            hint = f"{option} with the operator's key, or set admin = true for the client"
+            hint = f"use {option} with the operator's key, or set admin = true for the client"
         raise CommandFailedError(f"the {name} refused the request: {error['message']}", hint=hint)
 
     def _describe_wrong_server(self, status: int) -> CommandFailedError:
         return CommandFailedError(
-            f"{self._url} is not a {self._service.name} (HTTP status {status})", hint="--url URL"
+            f"{self._url} is not a {self._service.name} (HTTP status {status})", hint="use --url URL"
         )
 
     def _request_body(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
@@ -190,7 +189,7 @@ def _parse_url(url: str) -> Origin:
         return parse_origin(url)
     except ValueError as error:
         raise UsageError(
-            f"invalid --url {redact_url(url)}: {error}", hint="--url http://HOST:PORT"
+            f"invalid --url {redact_url(url)}: {error}", hint="use --url http://HOST:PORT"
         ) from error
 
 

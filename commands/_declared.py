@@ -131,7 +131,7 @@ def _require_nonempty(name: str, key: str | None, variable: str) -> None:
     """Raise UsageError for an empty key or variable, because a server would then not require a key."""
     if (key is None and os.environ.get(variable) == "") or (key is not None and not key.strip()):
         raise UsageError(
-            f"{_flag(name)} is empty", hint=f"{_flag(name)}-file FILE, or unset {variable} to use no key"
+            f"{_flag(name)} is empty", hint=f"use {_flag(name)}-file FILE, or unset {variable} to use no key"
         )
 
 

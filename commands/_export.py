@@ -82,7 +82,7 @@ def _check_export(form: str, file: str) -> None:
     if form not in FORMATS:
         raise UsageError(
             f"unknown form in --export {form}: expected one of {', '.join(FORMATS)}",
-            hint=f"--export {FORMATS[0]}=FILE",
+            hint=f"use --export {FORMATS[0]}=FILE",
         )
     if file and not Path(file).parent.is_dir():
         raise UsageError(

@@ -24,7 +24,7 @@ def command(common: Common, exports: Exports, settings: dict[str, Any], model: M
         document = run(request, step, lambda document: exports.write_partial(starts.build_report(document)))
     files = write_report(common.out, exports, starts.build_report(document))
     if document["failures"]:
-        raise CommandFailedError("; ".join(document["failures"]), hint="coldstart doctor")
+        raise CommandFailedError("; ".join(document["failures"]), hint="run `coldstart doctor`")
     where = ", ".join(files) or None
     then = "coldstart bench MODEL --export json=baseline.json" if not files else None
     common.out.print_success(f"Measured {document['model']}", where=where, then=then)

@@ -129,7 +129,8 @@ def export(
     """Write bundles and their signatures to one OCI archive, which other OCI tools can read."""
     if to is not None and remote.looks_like_address(to):
         raise UsageError(
-            f"cannot write the archive {to}: it is an address, not a file", hint="coldstart push REF ADDRESS"
+            f"cannot write the archive {to}: it is an address, not a file",
+            hint="run `coldstart push REF ADDRESS`",
         )
     bundles = [common.get_bundle(ref) for ref in refs]
     first = bundles[0]
@@ -150,7 +151,11 @@ def import_(common: Common, file: Annotated[Path, typer.Argument(help="OCI archi
     """
     if not file.is_file():
         is_source = file.is_dir() or remote.looks_like_address(file)
-        hint = f"coldstart pull {shlex.quote(str(file))}" if is_source else "coldstart export NAME --to FILE"
+        pull, export = (
+            f"run `coldstart pull {shlex.quote(str(file))}`",
+            "run `coldstart export NAME --to FILE`",
+        )
+        hint = pull if is_source else export
         raise UsageError(f"cannot read the archive {file}: it is not a file", hint=hint)
     with common.out.show_phase(f"read {file.name}"):
         bundles = import_archive(common.store(), file)

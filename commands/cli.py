@@ -317,7 +317,11 @@ def _describe_missing_module(
     command = next((word for word in argv if word in COMMANDS), None)
     extra = EXTRAS.get(command or "", extras[0])
     requester = f"coldstart {command}" if command else "this command"
-    return [f"{requester} needs {module}, which is not installed"], f"coldstart install {extra}", ERROR
+    return (
+        [f"{requester} requires {module}, which is not installed"],
+        f"run `coldstart install {extra}`",
+        ERROR,
+    )
 
 
 def _describe_error(error: Exception) -> tuple[Sequence[str], str | None, int]:
@@ -327,7 +331,7 @@ def _describe_error(error: Exception) -> tuple[Sequence[str], str | None, int]:
         return [first + (f" [{code}]" if isinstance(code, str) else ""), *more], error.hint, error.exit_code
     if describe := getattr(error, "format_message", None):  # an error of the parser
         context = getattr(error, "ctx", None)
-        return [describe()], f"{context.command_path} --help" if context else None, ERROR
+        return [describe()], f"see `{context.command_path} --help`" if context else None, ERROR
     if isinstance(error, OSError) and error.strerror:
         place = f"{error.filename}: " if error.filename else ""
         hint = _ERRNO_HINTS.get(error.errno or 0)

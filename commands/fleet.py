@@ -85,7 +85,7 @@ def up(
     if address is not None and memory is not None:
         raise UsageError(
             "--memory applies to a Ray cluster that this command starts, not to the one at --address",
-            hint="coldstart fleet join ADDRESS --memory 60GiB",
+            hint="run `coldstart fleet join ADDRESS --memory 60GiB`",
         )
     server = None if memory is None else _create_server_spec(memory, devices, network, load)
 
@@ -134,7 +134,9 @@ def join(
 
     ray_process.require_ray()
     if memory is None:
-        raise UsageError("--memory is required: the memory for models on each GPU", hint="--memory 60GiB")
+        raise UsageError(
+            "--memory is required: it sets the memory for models on each GPU", hint="use --memory 60GiB"
+        )
     server = _create_server_spec(memory, devices, network, load)
     local = local_state.load() if address else local_state.require()
     env = {str(environment.CACHE_DIR): str(common.cache.root)}
@@ -149,7 +151,7 @@ def _create_server_spec(memory: str, devices: int, network: str, load: str) -> "
     from coldstart.units import parse_size, require_unit
 
     size = parse_size(memory)
-    require_unit(memory, "--memory", hint=f"--memory {memory.strip()}MiB")
+    require_unit(memory, "--memory", hint=f"use --memory {memory.strip()}MiB")
     return ServerSpec("here", size, float(parse_size(network)), float(parse_size(load)), devices)
 
 

@@ -109,24 +109,25 @@ def run(
 
     if not models and host_file is None:
         raise UsageError(
-            "no model is specified", hint="coldstart host MODEL... --memory 60GiB, or --host-file FILE"
+            "no model is specified",
+            hint="run `coldstart host MODEL... --memory 60GiB`, or use --host-file FILE",
         )
     for argument in models or ():
         _require_model_name(argument)
     memory = settings.get("memory")
     if memory is None and host_file is None:
         raise UsageError(
-            "--memory is required: the total memory of all models",
-            hint=f"--memory 60GiB, or {environment.PREFIX}_HOST_RUN_MEMORY=60GiB",
+            "--memory is required: it sets the total memory of all models",
+            hint=f"use --memory 60GiB, or {environment.PREFIX}_HOST_RUN_MEMORY=60GiB",
         )
     if heartbeat <= 0:
-        raise UsageError("--heartbeat must be above 0 seconds", hint="--heartbeat 5")
+        raise UsageError("--heartbeat must be above 0 seconds", hint="use --heartbeat 5")
     typed = settings if on_miss is None else {**settings, "on_miss": on_miss}
     model_options: dict[str, Any] = {} if idle is None else {"idle_s": idle}
     # Without `--` each model has the arguments of its newest trusted bundle.
     model_options |= {"args": list(common.vllm_args)} if common.typed_args else {}
     if memory is not None:
-        require_unit(memory, "--memory", hint=f"--memory {memory.strip()}MiB")
+        require_unit(memory, "--memory", hint=f"use --memory {memory.strip()}MiB")
     typed["models"] = dict.fromkeys(models or (), model_options)
 
     bundle_profiles = create_profiles(common.cache, offline=common.offline)
@@ -137,7 +138,7 @@ def run(
             return configuration.parse(typed, profiles, adopt)
         file = set_device_memory(configuration.load(host_file, profiles, typed, adopt))
         size = file.settings.memory
-        require_unit(size, f"host file {host_file}: memory", hint=f'memory = "{size}MiB"')
+        require_unit(size, f"host file {host_file}: memory", hint=f'write memory = "{size}MiB"')
         return file
 
     def read_file() -> "HostFile":
@@ -195,14 +196,14 @@ def _require_model_name(argument: str) -> None:
     commands = list(typer.main.get_group(app).commands)
     near = difflib.get_close_matches(argument.lower(), (*commands, *NAMES), n=1, cutoff=0.75)
     if Path(argument).is_file():
-        hint = f"coldstart host --host-file {shlex.quote(argument)}"
+        hint = f"run `coldstart host --host-file {shlex.quote(argument)}`"
     elif near and near[0] in commands:
-        hint = f"coldstart host {near[0]} --help"
+        hint = f"see `coldstart host {near[0]} --help`"
     else:
-        hint = f"coldstart host {near[0] if near else NAMES[0]} --memory 60GiB, or coldstart host --help"
+        hint = f"run `coldstart host {near[0] if near else NAMES[0]} --memory 60GiB`, or see `coldstart host --help`"
     raise UsageError(
         f"{argument!r} is neither a command of coldstart host ({', '.join(commands)}) nor a model: expected an alias, "
-        "an existing directory, or OWNER/NAME of the hub",
+        "an existing directory, or OWNER/NAME on the Hugging Face Hub",
         hint=hint,
     )
 

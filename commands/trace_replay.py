@@ -140,7 +140,7 @@ def command(
         for choice in choices if kind == ENGINE else ():
             choice.check_command_line()
     except ValueError as problem:
-        raise UsageError(str(problem), hint="coldstart trace-replay --help") from problem
+        raise UsageError(str(problem), hint="see `coldstart trace-replay --help`") from problem
     systems: dict[str, ReplayFunction]
     if kind == LIVE:
         key, uses_row_model = environment.OPENAI_API_KEY.read() or None, bool(plan.models)
@@ -218,7 +218,7 @@ def _check_target(kind: str, file: Path, target: list[str] | None, profile: str 
         simulation = f"coldstart trace-replay {name} --simulate --profile {times}"
         raise UsageError(
             "neither --target nor --simulate is set",
-            hint=f"coldstart trace-replay {name} --target URL; without a server: {simulation}",
+            hint=f"run `coldstart trace-replay {name} --target URL`; without a server: `{simulation}`",
         )
 
 
@@ -256,7 +256,7 @@ def _plan_sweep(plan: TracePlan, rates: str, slo: str, typed: frozenset[str]) ->
     try:
         return [replace(plan, rate=rate) for rate in sorted({float(part) for part in rates.split(",")})]
     except ValueError as problem:
-        raise UsageError(f"invalid --sweep {rates!r}: {problem}", hint="--sweep 1,2,4") from problem
+        raise UsageError(f"invalid --sweep {rates!r}: {problem}", hint="use --sweep 1,2,4") from problem
 
 
 def _replay(

@@ -99,5 +99,5 @@ def explain(
     lines += [f"signature {n}: {signature.reason}" for n, signature in enumerate(signatures, 1)]
     common.out.print_result(data, "\n".join(map(escape_line, lines)), brief="yes" if result.ok else "no")
     if not result.ok:
-        hint = "coldstart trust add FILE, where FILE is what the publisher's command prints: coldstart trust show"
+        hint = "run `coldstart trust add FILE`; the publisher creates FILE with `coldstart trust show`"
         raise CommandFailedError(f"{bundle.ref} is not trusted: {result.reason}", hint=hint)

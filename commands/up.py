@@ -274,7 +274,7 @@ def _require_same_settings(
 
 
 def _describe_restart(running: "UpRecord") -> str:
-    return f"coldstart down {running.argument}, then coldstart up"
+    return f"run `coldstart down {running.argument}`, then `coldstart up`"
 
 
 def _show_running(common: Common, running: "UpRecord") -> None:

@@ -19,7 +19,7 @@ from coldstart.bench.stats import MIN_SAMPLES, ratio_interval
 from coldstart.errors import UsageError, describe_reason
 
 REGRESSION, OK, INCONCLUSIVE = "regression", "ok", "inconclusive"
-CREATE_HINT = "coldstart bench MODEL --export json -o FILE"
+CREATE_HINT = "create one: run `coldstart bench MODEL --export json -o FILE`"
 
 
 def load_baseline(path: Path) -> Document:

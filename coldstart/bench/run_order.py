@@ -71,7 +71,7 @@ class BenchRequest:
             for name, option in list_settings(self):
                 option.require(name, getattr(self, name))
         except ValueError as error:
-            raise UsageError(str(error), hint="coldstart bench --help") from error
+            raise UsageError(str(error), hint="see `coldstart bench --help`") from error
         if unknown := [mode for mode in self.mode_names if mode not in MODES]:
             hint = f"use --modes with some of {','.join(MODES)}"
             raise UsageError(f"unknown mode {unknown[0]!r}", hint=hint)

@@ -52,7 +52,7 @@ class NetworkLink:
     def add(self, name: str, size: float, *, background: bool = False) -> None:
         """Add a fetch at the time `self.now`. Raises ValueError if the name is in use."""
         if name in self.pending or name in self.background:
-            raise ValueError(f"{name} fetches already")
+            raise ValueError(f"{name} is already fetching")
         (self.background if background else self.pending)[name] = float(size)
 
     def drop(self, name: str) -> None:

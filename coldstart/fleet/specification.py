@@ -119,10 +119,13 @@ class FleetModel:
             )
         if self.batch < 1 or not 0 <= self.least <= self.most or self.most < 1 or self.idle_s < 0:
             raise UsageError(
-                f"model {self.name}: batch and most must be 1 or more, least from 0 to most, idle_s 0 or more"
+                f"model {self.name}: batch and most must be at least 1, least must be between 0 and most, "
+                "and idle_s must be at least 0"
             )
         if not 0 <= self.held_twice <= 1:
-            raise UsageError(f"model {self.name}: held_twice must be from 0 to 1, found {self.held_twice}")
+            raise UsageError(
+                f"model {self.name}: held_twice must be between 0 and 1, found {self.held_twice}"
+            )
         for ranks, shares in self.shares.items():
             if len(shares) != ranks or min(shares) <= 0:
                 raise UsageError(f"model {self.name}: {len(shares)} shares for {ranks} ranks")
@@ -223,7 +226,7 @@ def parse(table: Mapping[str, Any]) -> FleetFile:
 def _tables(given: Any, kind: str) -> dict[str, dict[str, Any]]:
     if not isinstance(given, dict) or not given or not all(isinstance(one, dict) for one in given.values()):
         raise UsageError(
-            f"no {kind}: the table [{kind}.NAME] is missing",
+            f"no {kind} are defined: at least one table [{kind}.NAME] is required",
             hint=f"write [{kind}.NAME] with its members below",
         )
     return given
@@ -264,5 +267,6 @@ def _fits(file: FleetFile) -> None:
         if model.memory > largest:
             hint = "name a server with a larger device, or split the model: several devices for a worker are not supported"
             raise UsageError(
-                f"models.{model.name} needs {model.memory} bytes, the largest device has {largest}", hint=hint
+                f"models.{model.name} requires {model.memory} bytes, but the largest device has only {largest} bytes",
+                hint=hint,
             )

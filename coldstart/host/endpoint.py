@@ -108,7 +108,7 @@ class ClientKeys:
                 if (other := clients.setdefault(client.key, client)) is not client:
                     raise UsageError(
                         f"{other.name} and {name} have the same key",
-                        hint="generate a new key: openssl rand -hex 32",
+                        hint="generate a new key with `openssl rand -hex 32`",
                     )
         except UsageError as error:
             raise UsageError(f"client key file {self.file}: {error.message}", hint=error.hint) from error

@@ -52,7 +52,7 @@ class Launch:
             )
         if min(self.devices, default=0) < 0 or len(set(self.devices)) < len(self.devices):
             raise UsageError(
-                f"models.{self.name}.devices: expected unique numbers from 0, found {list(self.devices)}",
+                f"models.{self.name}.devices: expected distinct GPU indices (0 or greater), found {list(self.devices)}",
                 hint="use a list such as devices = [0, 1]",
             )
         for flag in ("host", "port", "uds", "ssl_certfile", "ssl_keyfile"):

@@ -272,7 +272,7 @@ def _read_json_array(path: Path, text: str) -> tuple[str, DataFrame, Series]:
             lengths = (ceil(len(one) / CHARACTERS_PER_TOKEN) for one in (prompt, output))
             return dict(zip(TEXT_COLUMNS.required, (0, *lengths), strict=True))
         except (KeyError, TypeError, ValueError):
-            raise ValueError("has no prompt with a response") from None
+            raise ValueError("no prompt and response found") from None
 
     cells, reasons = _parse_items(enumerate(texts, start=1), count_tokens, TEXT_COLUMNS.required)
     is_alpaca = any("instruction" in one for one in texts[:1] if isinstance(one, dict))

@@ -148,7 +148,7 @@ def _read_weights_plan(bundle: Bundle) -> Mapping[str, Any]:
         return known
     raise CommandFailedError(
         f"the bundle {bundle.ref} has no usable weights plan",
-        hint="on a machine that has the weights: coldstart materialize MODEL --force",
+        hint="run `coldstart materialize MODEL --force` on a machine that has the weights",
     )
 
 

@@ -107,7 +107,7 @@ def _find_usable(level: str, lookup: Lookup, plan: LaunchPlan) -> RunningTemplat
     if level == ENGINE and template.model != name:
         raise CommandFailedError(
             f"cannot start a template for {name}: a template of {template.model} with the same key is running",
-            hint="coldstart template stop --level engine",
+            hint="run `coldstart template stop --level engine`",
         )
     if template_pool.find_incompatibility(template, plan) is None:
         return template

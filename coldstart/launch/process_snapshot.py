@@ -76,7 +76,7 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -
     if done.returncode != 0:
         raise CommandFailedError(
             f"cannot freeze the {level} with CRIU: {find_first_error(out / 'dump.log')}",
-            hint="coldstart doctor",
+            hint="run `coldstart doctor` to find the cause",
         )
     read = template_environment.select_relevant(template_environment.build_environment(os.environ, plan))
     _, vllm = runtime.find_vllm_distribution() or ("", "")
@@ -281,7 +281,8 @@ def find_first_error(log: Path) -> str:
 def _require_criu(level: str) -> None:
     if (reason := criu.explain_unavailable()) is not None:
         raise CommandFailedError(
-            f"cannot create a snapshot of the {level}: {reason}", hint="coldstart doctor"
+            f"cannot create a snapshot of the {level}: {reason}",
+            hint="run `coldstart doctor` to find the cause",
         )
 
 
@@ -304,7 +305,7 @@ def freeze_runtime(cache: Cache, timeout: float) -> Path:
     except OSError as error:
         raise CommandFailedError(
             f"cannot write the image below {cache.runtimes}: {error.strerror or error}",
-            hint="free space with coldstart prune, or use another disk with --cache-dir DIR",
+            hint="free space with `coldstart prune`, or use another disk with --cache-dir DIR",
         ) from error
     return image
 

@@ -41,7 +41,9 @@ def check_scheduler(choice: SchedulerSettings, vllm_args: Arguments) -> None:
         choice.check_command_line()
         SchedulerSettings.read(choice.additional_config())
     except ValueError as problem:
-        raise UsageError(f"invalid scheduler settings: {problem}", hint="coldstart serve --help") from problem
+        raise UsageError(
+            f"invalid scheduler settings: {problem}", hint="see `coldstart serve --help`"
+        ) from problem
     if choice.classes is not None:
         Classes(Path(choice.classes))
     ours = {

@@ -128,7 +128,7 @@ def start(
         if any(template.directory == directory and template.pid for template in list_templates(root)):
             raise UsageError(
                 f"a template of level {level} for {model} is already running",
-                hint="coldstart template status",
+                hint="run `coldstart template status`",
             )
         shutil.rmtree(directory, ignore_errors=True)
         try:
@@ -279,7 +279,7 @@ def stop(template: RunningTemplate, *, force: bool = False) -> None:
     if template.servers and not force:
         raise CommandFailedError(
             f"cannot stop the template: {len(template.servers)} server(s) forked from it are running and would end with it",
-            hint="stop the servers first, or run coldstart template stop --force",
+            hint="stop the servers first, or run `coldstart template stop --force`",
         )
     if template.pid is not None:
         processes.terminate(template.pid, template.birth, _PATIENCE_S)

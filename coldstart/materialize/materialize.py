@@ -45,7 +45,7 @@ def materialize(requested: Lookup, options: Options, phase: Phase) -> Bundle:
     if options.snapshot and (why := SNAPSHOT.find_limit()):
         raise CommandFailedError(f"cannot create a snapshot: {why.reason}", hint=why.hint)
     if options.snapshot and runtime.targets_cpu() and (reason := criu.explain_unavailable()) is not None:
-        raise CommandFailedError(f"cannot create a snapshot: {reason}", hint="coldstart doctor")
+        raise CommandFailedError(f"cannot create a snapshot: {reason}", hint="run `coldstart doctor`")
     if requested.model.repo_id is None:  # a bundle of the same key may have been built from other files
         resolution.check_weights(requested.model)
     with requested.store.lock_key(requested.key):

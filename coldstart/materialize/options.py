@@ -41,7 +41,7 @@ class Options:
         if not self.profile_s > 0 or math.isinf(self.profile_s):
             raise UsageError(
                 f"invalid duration of the iteration profile: {self.profile_s} seconds, expected more than 0",
-                hint="--profile-seconds 120, or less to measure fewer batch sizes",
+                hint="use --profile-seconds 120, or less to measure fewer batch sizes",
             )
 
     @property

@@ -59,7 +59,7 @@ def open_file(path: Path) -> BufferedReader:
         file.close()
         raise UsageError(
             f"{path} is a Git LFS pointer; its content was not downloaded",
-            hint=f"git -C {shlex.quote(str(path.parent))} lfs pull",
+            hint=f"run `git -C {shlex.quote(str(path.parent))} lfs pull`",
         )
     return file
 

@@ -258,26 +258,26 @@ def _convert(repo_id: str, failure: _HubFailure, local: str) -> ColdstartError:
     message = f"cannot fetch {repo_id}: {_describe(cause)}, and {local}."
     status = _status(cause)
     if isinstance(cause, errors.GatedRepoError):
-        return AuthRequiredError(message, hint=f"request access at {page}, then run hf auth login")
+        return AuthRequiredError(message, hint=f"request access at {page}, then run `hf auth login`")
     if status in {401, 403}:
         return AuthRequiredError(
             message,
-            hint=f"check the name; run hf auth login, or set HF_TOKEN to a token that may read {page}",
+            hint=f"check the name; run `hf auth login`, or set HF_TOKEN to a token that may read {page}",
         )
     if status == 429:
-        advice = "wait some minutes; a token (hf auth login, HF_TOKEN) has a limit of its own"
+        advice = "wait a few minutes, or log in (`hf auth login` or HF_TOKEN) to get a separate rate limit"
     else:
         advice = "check the network, HF_ENDPOINT and the proxy"
-    return HubUnreachableError(message, hint=f"{advice}; or on another machine: hf download {repo_id}")
+    return HubUnreachableError(message, hint=f"{advice}; or run `hf download {repo_id}` on another machine")
 
 
 def _not_cached(repo_id: str, reason: str) -> AuthRequiredError:
     if is_dry_run():
         return AuthRequiredError(
             f"cannot describe a start of {repo_id}: {reason}, and a dry run downloads nothing",
-            hint=f"hf download {repo_id} config.json, or specify a local directory",
+            hint=f"run `hf download {repo_id} config.json`, or specify a local directory",
         )
     return AuthRequiredError(
         f"cannot use {repo_id} offline: {reason}",
-        hint=f"on a machine with network: hf download {repo_id}; or specify a local directory",
+        hint=f"run `hf download {repo_id}` on a machine with network access, or specify a local directory",
     )

@@ -178,7 +178,7 @@ def build_miss_error(lookup: Lookup, use: Callable[[Arguments], str] | None = No
         return NoBundleError(
             f"bundle {untrusted.ref}, the only one for {lookup.model.name} with key {untrusted.key.short}, "
             f"is not trusted: {trust(untrusted).reason}",
-            hint=f"coldstart trust add FILE, with its publisher's public key; or {use_it}{create}",
+            hint=f"run `coldstart trust add FILE` with its publisher's public key; or {use_it}{create}",
         )
     summary = f"no bundle for {lookup.model.name} with key {lookup.key.short} in the store"
     if (nearest := lookup.nearest) is None:
@@ -223,7 +223,7 @@ def require_bundle(lookup: Lookup, *, bundle: bool, signed_by: TrustCheck | None
     if signed_by is not None and not (judged := signed_by(lookup.bundle)).ok:
         raise CommandFailedError(
             f"bundle {lookup.bundle.ref} is not signed with a trusted key: {judged.reason}",
-            hint="coldstart trust add FILE, with the signer's public key",
+            hint="run `coldstart trust add FILE` with the signer's public key",
         )
     return ""
 

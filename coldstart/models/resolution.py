@@ -200,7 +200,7 @@ def _read_config(directory: Path) -> Mapping[str, Any]:
         if OciLayout(directory).exists:
             message, hint = (
                 f"{message}; it contains bundles",
-                f"coldstart pull {shlex.quote(str(directory))}, then specify the bundle",
+                f"run `coldstart pull {shlex.quote(str(directory))}`, then specify the bundle",
             )
         raise UsageError(message, hint=hint) from error
     names = config.get("architectures") or []

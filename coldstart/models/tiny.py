@@ -84,7 +84,7 @@ def _run_child(name: str, draft: Path) -> None:
     result = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if result.returncode:
         reason = (result.stderr.strip().splitlines() or ["no message"])[-1]
-        raise ColdstartError(f"cannot build {name}: {reason}", hint="coldstart install cpu")
+        raise ColdstartError(f"cannot build {name}: {reason}", hint="run `coldstart install cpu`")
 
 
 def make_tokenizer() -> Any:

@@ -176,7 +176,7 @@ def frozen_dir() -> Path:
     """
     place = _name_frozen_dir()
     if (reason := _claim_directory(place)) is not None:
-        raise UsageError(f"cannot create a private directory: {reason}", hint=f"rm -r {place}")
+        raise UsageError(f"cannot create a private directory: {reason}", hint=f"run `rm -r {place}`")
     return place
 
 

@@ -110,7 +110,7 @@ def read_runtime_fields() -> dict[str, Scalar]:
     if vllm is None or "__version__" not in build:
         raise ColdstartError(
             "cannot compute a key: vLLM is not installed in this environment",
-            hint="coldstart install cpu (or gpu)",
+            hint="run `coldstart install cpu` or `coldstart install gpu`",
         )
     on_cpu = targets_cpu()
     return {

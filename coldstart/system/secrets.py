@@ -192,4 +192,6 @@ def describe_exposure(file: Path) -> str | None:
         exposed = file.stat().st_mode & stat.S_IROTH
     except OSError:
         return None
-    return f"other users can read {file} (hint: chmod 600 {shlex.quote(str(file))})" if exposed else None
+    return (
+        f"other users can read {file} (hint: run `chmod 600 {shlex.quote(str(file))}`)" if exposed else None
+    )

@@ -46,7 +46,7 @@ class ServerExitedError(CommandFailedError):
                 f"the {mode} server exited with status {status} before its first token; end of its log:",
                 *log_tail.splitlines(),
             ],
-            hint="coldstart doctor",
+            hint="run `coldstart doctor`",
         )
         self.status = status
 
@@ -145,7 +145,7 @@ class LaunchedServer:
             if time.monotonic() > deadline_s:
                 raise CommandFailedError(
                     f"the {self.mode} server responded but wrote no ready file, so its fast path cannot be verified",
-                    hint="coldstart doctor",
+                    hint="run `coldstart doctor`",
                 )
             time.sleep(0.01)
         return _read_ready_file(self.files.ready) if self.launcher.writes_ready_file else {}
@@ -220,7 +220,7 @@ def run_server(launcher: Launcher, directory: Path) -> Iterator[LaunchedServer]:
                     f"the {launcher.mode} server did not respond: {error}; end of its log:",
                     *server.log_tail().splitlines(),
                 ],
-                hint="coldstart doctor",
+                hint="run `coldstart doctor`",
             ) from error
         finally:
             server.stop()
@@ -244,6 +244,6 @@ def _read_ready_file(path: Path) -> dict[str, object]:
             raise ValueError("it is not a JSON object")
     except ValueError as error:
         raise CommandFailedError(
-            f"the server wrote an invalid ready file: {describe_reason(error)}", hint="coldstart doctor"
+            f"the server wrote an invalid ready file: {describe_reason(error)}", hint="run `coldstart doctor`"
         ) from error
     return value

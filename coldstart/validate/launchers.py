@@ -160,7 +160,7 @@ class ServeLauncher:
             message = f"coldstart template {action} exited with status {status}: {exits.read_log_tail(log)}"
             if status == NO_BUNDLE:
                 raise NoBundleError(message)
-            raise CommandFailedError(message, hint="coldstart doctor")
+            raise CommandFailedError(message, hint="run `coldstart doctor`")
 
 
 def create_launchers(subject: ModelUnderTest, names: Sequence[str], work: Path) -> list[Launcher]:

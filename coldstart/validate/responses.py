@@ -111,7 +111,7 @@ def read_prompts(path: Path) -> tuple[str, ...]:
 Response = tuple[tuple[int, ...], str]
 # By number of concurrent requests. The response at index n belongs to prompt n modulo the number of prompts.
 Responses = Mapping[int, Sequence[Response]]
-HINT = "coldstart materialize {} --force"
+HINT = "run `coldstart materialize {} --force`"
 ALONE = 1
 END_MARKER = "its end"
 

@@ -27,7 +27,7 @@ from coldstart.validate.responses import PromptSettings, ServerResponses, collec
 
 REPLAY_SETTINGS = PromptSettings(concurrency_levels=(8,))
 GRAPHS = "graphs"
-HINT = "coldstart materialize {} --force"
+HINT = "run `coldstart materialize {} --force`"
 # Another materialization would omit the section again.
 _MISSING_SECTION_HINT = "build the bundle with arguments for which vLLM compiles this model"
 

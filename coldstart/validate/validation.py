@@ -119,11 +119,13 @@ def _check_request(request: ValidationRequest) -> None:
     pinned = [target for target in request.targets if not resolver.names_model(target)]
     if pinned and request.source.vllm_args:
         raise UsageError(
-            f"cannot use arguments after --: {pinned[0]} is a bundle, and level {request.level} starts no server",
-            hint="--level load",
+            f"cannot use arguments after --: {pinned[0]} is a bundle, and --level {request.level} starts no server",
+            hint="use --level load",
         )
     if request.source.model is not None:
-        raise UsageError(f"cannot use --model: level {request.level} starts no server", hint="--level load")
+        raise UsageError(
+            f"cannot use --model: --level {request.level} starts no server", hint="use --level load"
+        )
 
 
 def find_bundle(target: str, source: Source) -> Bundle:
@@ -151,7 +153,7 @@ def look_up_bundle(bundle: Bundle, target: str, source: Source) -> Lookup:
             raise
         raise UsageError(
             f"cannot find the model of {bundle.ref}: it is a directory named {provenance.model_name} whose path is unknown",
-            hint=f"coldstart validate {provenance.model_name} --model DIR --level replay",
+            hint=f"run `coldstart validate {provenance.model_name} --model DIR --level replay`",
         ) from error
 
 
@@ -179,7 +181,7 @@ def explain_not_served(
         if lookup.untrusted is not None:
             # Do not repeat the bundle's own arguments, which may name code to load: repeat only the user's.
             again = _format_validate(target, level, source)
-            hint = f"coldstart trust add FILE (its publisher's public key), then {again}"
+            hint = f"run `coldstart trust add FILE` (its publisher's public key), then `{again}`"
     return [Finding(NOT_SERVED, "error", message, hint, "serve")]
 
 

@@ -52,7 +52,7 @@ def _is_refused(bundle: Bundle, place: Path, command: str) -> None:
         with pytest.raises(ExposedKeyError) as caught:
             inspection.trust(bundle)
         assert str(place) in caught.value.message
-        assert str(caught.value.hint).endswith(f"{command} {shlex.quote(str(place))}")
+        assert str(caught.value.hint).endswith(f"{command} {shlex.quote(str(place))}`")
         for record in (paths.state_dir() / "verdicts").glob("*"):
             record.unlink()
 
@@ -111,7 +111,7 @@ def test_signing_key_that_others_can_read_is_refused(signed: Bundle, mode: int) 
     key.chmod(mode)
     with pytest.raises(ExposedKeyError) as caught:
         sign.load_host_key(paths.state_dir())
-    assert str(key) in caught.value.message and str(caught.value.hint).endswith(shlex.quote(str(key)))
+    assert str(key) in caught.value.message and str(caught.value.hint).endswith(f"{shlex.quote(str(key))}`")
     assert "chmod" in str(caught.value.hint)
     key.chmod(0o600)
     assert sign.load_host_key(paths.state_dir()).fingerprint

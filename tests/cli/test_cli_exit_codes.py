@@ -46,10 +46,22 @@ def test_report_returns_the_exit_code_of_each_error(
 @pytest.mark.parametrize(
     ("module", "argv", "expected"),
     [
-        ("starlette", ["host", "x.toml"], ("coldstart host needs starlette", "coldstart install host")),
-        ("starlette", ["fleet", "up"], ("coldstart fleet needs starlette", "coldstart install fleet")),
-        ("pandas", ["trace-replay", "x"], ("coldstart trace-replay needs pandas", "coldstart install lab")),
-        ("ray", [], ("this command needs ray", "coldstart install fleet")),
+        (
+            "starlette",
+            ["host", "x.toml"],
+            ("coldstart host requires starlette", "run `coldstart install host`"),
+        ),
+        (
+            "starlette",
+            ["fleet", "up"],
+            ("coldstart fleet requires starlette", "run `coldstart install fleet`"),
+        ),
+        (
+            "pandas",
+            ["trace-replay", "x"],
+            ("coldstart trace-replay requires pandas", "run `coldstart install lab`"),
+        ),
+        ("ray", [], ("this command requires ray", "run `coldstart install fleet`")),
     ],
 )
 def test_report_names_the_extra_when_a_module_is_not_installed(

@@ -55,7 +55,7 @@ def test_commands_show_and_change_a_running_fleet(run: Run, running: tuple[str, 
     assert (
         json.loads(run("fleet", "status", *where, "--format", "json").stdout)["servers"][0]["name"] == "s-1"
     )
-    assert "hint: --admin-key-file FILE" in run("fleet", "status", "--url", url, code=1).stderr
+    assert "hint: use --admin-key-file FILE" in run("fleet", "status", "--url", url, code=1).stderr
     run("fleet", "scale", "m", "--min", "1", "--max", "2", *where)
     run("fleet", "drain", "s-1", *where)
     run("fleet", "remove", "m", *where)
@@ -75,7 +75,7 @@ def test_invalid_arguments_are_reported_at_once(run: Run, tmp_path: Path) -> Non
     both = run("fleet", "up", "--address", "127.0.0.1:1", "--memory", "1GB", code=2)
     assert "not to the one at --address" in both.stderr
     unitless = run("fleet", "up", "--memory", "60", code=2)
-    assert "hint: --memory 60MiB" in unitless.stderr
+    assert "hint: use --memory 60MiB" in unitless.stderr
     assert "invalid limits" in run("fleet", "deploy", "m", "--slo", "fast", code=2).stderr
 
 

@@ -17,7 +17,7 @@ import typer
 from tools.command_line import parse
 
 ROOT = Path(__file__).parents[2]
-COMMAND = re.compile(r"\bcoldstart (?=[a-z])(.*?)(?=$|[,;()]|\. )")
+COMMAND = re.compile(r"\bcoldstart (?=[a-z])(.*?)(?=$|[,;()`]|\. )")
 
 
 @cache

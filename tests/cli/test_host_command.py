@@ -96,17 +96,21 @@ def test_status_as_json(run: Run, host: str) -> None:
         (("host", "--memory", "1GiB"), 2, "no model is specified"),
         (("host", "--host-file", "/nowhere/host.toml"), 2, "cannot read the host file"),
         (("host", "tiny-llama"), 2, "--memory is required"),
-        (("host", "bogus"), 2, "hint: coldstart host tiny-llama --memory 60GiB, or coldstart host --help"),
+        (
+            ("host", "bogus"),
+            2,
+            "hint: run `coldstart host tiny-llama --memory 60GiB`, or see `coldstart host --help`",
+        ),
         (
             ("host", "./absent", "--memory", "1GiB"),
             2,
             "expected an alias, an existing directory, or OWNER/NAME",
         ),
-        (("host", "statsu"), 2, "hint: coldstart host status --help"),
-        (("host", "run", "tiny-lama"), 2, "hint: coldstart host tiny-llama --memory"),
-        (("host", "/etc/hostname"), 2, "hint: coldstart host --host-file /etc/hostname"),
+        (("host", "statsu"), 2, "hint: see `coldstart host status --help`"),
+        (("host", "run", "tiny-lama"), 2, "hint: run `coldstart host tiny-llama --memory"),
+        (("host", "/etc/hostname"), 2, "hint: run `coldstart host --host-file /etc/hostname"),
         (("host", "tiny-llama", "--memory", "lots"), 2, "invalid size 'lots'"),
-        (("host", "tiny-llama", "--memory", "920"), 2, "hint: --memory 920MiB"),
+        (("host", "tiny-llama", "--memory", "920"), 2, "hint: use --memory 920MiB"),
         (
             ("host", "tiny-llama", "--memory", "1GiB", "--policy", "gdsf"),
             2,
@@ -152,7 +156,7 @@ def test_keys_that_open_nothing_are_warned_about(
     assert f"cannot listen at 127.0.0.1:{port}: another process listens there" in said
     assert re.search(r"^hint: choose another port: --port \d+$", said, re.MULTILINE)
     exposed = ["operator.key"] * bool(options) + ["laptop.key"] * (not warned)
-    assert re.findall(r"other users can read \S+ \(hint: chmod 600 (\S+)\)", said) == exposed
+    assert re.findall(r"other users can read \S+ \(hint: run `chmod 600 (\S+)`\)", said) == exposed
     assert ("(hint: --api-key-file FILE, or admin = true for a client)" in said) == warned
     assert ("client laptop may use the model aa, which does not exist" in said) == warned
 
@@ -182,12 +186,13 @@ def test_first_lines_name_the_address_and_the_page(
         (
             {"message": "no model"},
             "operators",
-            "error: the host refused the request: no model\nhint: coldstart host status --url {url} --api-key-file FILE\n",
+            "error: the host refused the request: no model\n"
+            "hint: run `coldstart host status --url {url} --api-key-file FILE`\n",
         ),
         (
             {"message": "no model"},
             None,
-            "error: the host refused the request: no model\nhint: coldstart host status --url {url}\n",
+            "error: the host refused the request: no model\nhint: run `coldstart host status --url {url}`\n",
         ),
     ],
 )

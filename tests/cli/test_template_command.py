@@ -112,7 +112,7 @@ def test_start_reports_invalid_requests(run: Run, model: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("COLDSTART_PREFETCH_MEMORY_BYTES", "9")
             short = run("prefetch", "start", str(model), "--weights-from", server.url, code=1)
-        assert "the prefetcher may hold 9" in short.stderr
+        assert "the prefetcher is limited to 9 bytes" in short.stderr
         offline = ("--weights-from", server.url, "--offline")
         assert "--offline is set" in run("prefetch", "start", str(model), *offline, code=4).stderr
     client.request("stop")

@@ -153,9 +153,9 @@ def test_a_bare_install_names_the_extra_when_a_command_needs_one(bare: Path) -> 
     (bare / "profile.json").write_text(json.dumps(profile))
     (bare / "trace.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,4,3\n")
     replay = ("trace-replay", "trace.csv", "--simulate", "--profile", "profile.json")
-    assert "coldstart trace-replay needs pandas" in (said := _run(bare, 2, *replay))
-    assert "hint: coldstart install lab" in said
-    assert "hint: coldstart install fleet" in _run(bare, 2, "fleet", "up")
+    assert "coldstart trace-replay requires pandas" in (said := _run(bare, 2, *replay))
+    assert "hint: run `coldstart install lab`" in said
+    assert "hint: run `coldstart install fleet`" in _run(bare, 2, "fleet", "up")
 
 
 @pytest.mark.slow

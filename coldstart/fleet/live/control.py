@@ -268,13 +268,13 @@ class FleetControl(Front[FleetTicket]):
         Raises UsageError for an unknown server, OSError if the state file cannot be written.
         """
         if server not in self.workers.nodes:
-            raise UsageError(f"the fleet has no server {server}", hint="coldstart fleet status")
+            raise UsageError(f"the fleet has no server {server}", hint="run `coldstart fleet status`")
         self.state.drain(server)
         self.emit(events.ServerDrained(server))
 
     def _get_deployment(self, name: str) -> ModelDeployment:
         if name not in self.state.models:
-            raise UsageError(f"model {name} is not deployed", hint="coldstart fleet status")
+            raise UsageError(f"model {name} is not deployed", hint="run `coldstart fleet status`")
         return self.state.models[name]
 
     def status(self) -> Mapping[str, Any]:

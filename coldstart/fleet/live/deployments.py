@@ -44,7 +44,7 @@ def parse_limits(text: str | None) -> tuple[float, float]:
             if not given or not limits[name] > 0:
                 raise ValueError
         except ValueError as error:
-            raise UsageError(f"--slo: invalid limits {text!r}", hint="--slo ttft=2,tpot=0.1") from error
+            raise UsageError(f"--slo: invalid limits {text!r}", hint="use --slo ttft=2,tpot=0.1") from error
     return limits["ttft"], limits["tpot"]
 
 
@@ -89,7 +89,7 @@ def build_deployment(
     if not weights:
         raise UsageError(
             f"{launch.name}: the size of the weights is unknown, because the weights are not on this machine",
-            hint="--size 24GB",
+            hint="use --size 24GB",
         )
     needed, recorded = parse_size(memory) if memory else 0, dict[int, float]()
     if not needed or start_s is None:
@@ -104,7 +104,7 @@ def build_deployment(
     if slo[1] < inf and not costs.decode_s:
         raise UsageError(
             f"{launch.name}: a TPOT limit requires profiled iterations, and no bundle of this model contains them",
-            hint=f"coldstart materialize {launch.model}",
+            hint=f"run `coldstart materialize {launch.model}`",
         )
     spec = FleetModel(
         launch.name,

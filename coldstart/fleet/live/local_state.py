@@ -52,6 +52,6 @@ def require() -> LocalFleet:
     found = load()
     if found is None:
         raise CommandFailedError(
-            "you have no running fleet on this machine", hint="coldstart fleet up --memory 60GiB"
+            "you have no running fleet on this machine", hint="run `coldstart fleet up --memory 60GiB`"
         )
     return found

@@ -114,7 +114,8 @@ def connect_to_ray(address: str) -> Iterator[None]:
         except (ConnectionError, RuntimeError, ValueError) as error:
             if time.monotonic() > end:
                 raise CommandFailedError(
-                    f"cannot reach Ray at {address}: {error}", hint="coldstart fleet up --address HOST:PORT"
+                    f"cannot reach Ray at {address}: {error}",
+                    hint="run `coldstart fleet up --address HOST:PORT`",
                 ) from error
             with suppress(Exception):
                 ray.shutdown()
@@ -134,7 +135,7 @@ def _become_gateway(address: str) -> None:
             raise CommandFailedError(
                 f"the fleet of the Ray cluster at {address} already has a gateway: process {job['DriverPid']} on "
                 f"{job['DriverIPAddress']}",
-                hint="coldstart fleet down",
+                hint="run `coldstart fleet down`",
             )
     _internal_kv_put(GATEWAY, ray.get_runtime_context().get_job_id(), overwrite=True, namespace=NAMESPACE)
 

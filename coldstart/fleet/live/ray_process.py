@@ -119,7 +119,7 @@ def require_ray() -> None:
     from importlib.util import find_spec
 
     if find_spec("ray") is None:
-        raise UsageError("a fleet requires Ray, which is not installed", hint="coldstart install fleet")
+        raise UsageError("a fleet requires Ray, which is not installed", hint="run `coldstart install fleet`")
 
 
 def main() -> None:

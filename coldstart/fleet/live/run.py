@@ -90,7 +90,8 @@ class FleetUp:
                 runner.run(self._main(sock, address, env.get("RAY_AUTH_TOKEN", "")))
             if self.ray_error:
                 raise CommandFailedError(
-                    f"the fleet's Ray cluster stopped: {self.ray_error}", hint="coldstart fleet up"
+                    f"the fleet's Ray cluster stopped: {self.ray_error}",
+                    hint="run `coldstart fleet up` to start it again",
                 )
         return 128 + self.signals[0] if self.signals else 0
 

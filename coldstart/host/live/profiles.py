@@ -111,7 +111,7 @@ def choose_profile(launch: Launch, found: Lookup, memory: int | None = None) -> 
         return Profile(memory, ASSUMED_START_S, "assumed")
     raise UsageError(
         f"models.{launch.name}: its GPU memory is unknown: no bundle records it",
-        hint=f"{found.format_materialize('--force')}; or set memory and start_s in [models.{launch.name}]",
+        hint=f"run `{found.format_materialize('--force')}`, or set memory and start_s in [models.{launch.name}]",
     )
 
 
@@ -145,7 +145,7 @@ def set_device_memory(file: HostFile) -> HostFile:
         if found and beyond:
             raise UsageError(
                 f"models.{launch.name}.devices: device {beyond[0]} does not exist: the host sees {len(found)} device(s)",
-                hint="list the devices: coldstart doctor",
+                hint="run `coldstart doctor` to list the devices",
             )
     if file.settings.device_memory is not None:
         return file

@@ -65,7 +65,9 @@ def read_gpu_fields() -> dict[str, Scalar]:
 
     state = nvml.read_gpu_state()
     if not state.devices and state.problems:
-        raise ColdstartError(f"cannot read the GPU: {'; '.join(state.problems)}", hint="coldstart doctor")
+        raise ColdstartError(
+            f"cannot read the GPU: {'; '.join(state.problems)}", hint="run `coldstart doctor`"
+        )
     if not state.devices:
         return {}
     first = state.devices[0]

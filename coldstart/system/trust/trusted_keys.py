@@ -97,16 +97,16 @@ def remove_keys(query: str) -> list[TrustedKey]:
     matches = [key for key in keys if _matches(key, query)]
     marks = {key.fingerprint for key in matches if key.fingerprint}
     if not matches:
-        raise UsageError(f"no trusted key matches {query!r}", hint="coldstart trust list")
+        raise UsageError(f"no trusted key matches {query!r}", hint="run `coldstart trust list`")
     if len(marks) > 1:
         raise UsageError(
             f"{query!r} matches several keys: {', '.join(sorted(marks))}",
-            hint="coldstart trust remove FINGERPRINT",
+            hint="run `coldstart trust remove FINGERPRINT`",
         )
     if any(key.own for key in matches):
         raise UsageError(
             f"{query!r} is this machine's own key, which signs the bundles built here",
-            hint="use another key: coldstart trust list",
+            hint="use another key; `coldstart trust list` lists them",
         )
     removed = [key for key in keys if key in matches or key.fingerprint in marks]
     with translate_os_errors("removing a trusted key"):

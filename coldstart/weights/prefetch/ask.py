@@ -61,7 +61,7 @@ def _own_source(lookup: Lookup) -> str:
         return f"hf://{model.repo_id}" + (f"@{model.revision}" if model.revision else "")
     raise UsageError(
         f"cannot prefetch {model.name}: its directory has no weights",
-        hint="coldstart prefetch start MODEL --weights-from SOURCE",
+        hint="run `coldstart prefetch start MODEL --weights-from SOURCE`",
     )
 
 
@@ -87,4 +87,4 @@ def fetch_all(wanted: Wanted) -> dict[str, Any]:
             attached.complete()
             return attached.stats()
     except client.PrefetchError as error:
-        raise CommandFailedError(str(error), hint="coldstart prefetch status") from error
+        raise CommandFailedError(str(error), hint="run `coldstart prefetch status`") from error

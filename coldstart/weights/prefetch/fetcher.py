@@ -147,8 +147,8 @@ class Fetcher:
         needed = self.board.wanted_bytes + self.layout.size(new)
         if self.region is not None and new and needed > self.budget:
             raise PrefetchRefusedError(
-                f"the request needs {needed} bytes, but the prefetcher may hold {self.budget} "
-                "(coldstart prefetch stop, then set COLDSTART_PREFETCH_MEMORY_BYTES)"
+                f"the request needs {needed} bytes, but the prefetcher is limited to {self.budget} bytes "
+                "(to raise the limit, run `coldstart prefetch stop` and set COLDSTART_PREFETCH_MEMORY_BYTES)"
             )
         self._environment, self._requests = environment, self._requests + 1
         self._expect_answer()

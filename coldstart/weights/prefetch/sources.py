@@ -114,7 +114,7 @@ class ObjectSource:
         try:
             from obstore.store import S3Store
         except ImportError as error:
-            raise SourceUnusableError(f"{address} needs obstore: coldstart install s3") from error
+            raise SourceUnusableError(f"{address} requires obstore: run `coldstart install s3`") from error
         bucket, _, self._prefix = address.partition("://")[2].partition("/")
         config: Any = {key: value for key, value in environment.items() if key.startswith("AWS_")}
         endpoint = AWS_ENDPOINT_URL.read(config) or AWS_ENDPOINT.read(config)

@@ -74,7 +74,7 @@ def bundle(tmp_path: Path) -> Bundle:
     ("options", "message"),
     [
         ({"level": "deep"}, "invalid level 'deep'"),
-        ({"vllm_args": ["--dtype", "half"]}, "level checksum starts no server"),
+        ({"vllm_args": ["--dtype", "half"]}, "--level checksum starts no server"),
         ({"model": "/m"}, "cannot use --model"),
         ({"vllm_args": "--dtype half"}, "expected a sequence of strings"),
     ],

@@ -269,7 +269,7 @@ def test_up_fails_and_names_the_arguments_that_a_running_server_does_not_have(
     assert reach(running, asked) == 1
     shown = capsys.readouterr()
     there = f"{lookup.model.path} is already up at http://x:1 with different settings: {named}"
-    assert f"{there}\nhint: coldstart down {lookup.model.path}, then coldstart up\n" in shown.err
+    assert f"{there}\nhint: run `coldstart down {lookup.model.path}`, then `coldstart up`\n" in shown.err
     assert shown.out == "" and "PLANTED" not in shown.err
     stored = [path for path in home.rglob("*") if path.is_file()]
     assert stored and [path for path in stored if b"PLANTED" in path.read_bytes()] == []

@@ -87,8 +87,8 @@ def test_a_wrong_file_is_named_with_its_fault(tmp_path: Path, text: str, complai
 @pytest.mark.parametrize(
     ("devices", "complaint"),
     [
-        ([0, 0], r"models\.a\.devices: expected unique numbers from 0, found \[0, 0\]"),
-        ([-1], r"models\.a\.devices: expected unique numbers from 0"),
+        ([0, 0], r"models\.a\.devices: expected distinct GPU indices \(0 or greater\), found \[0, 0\]"),
+        ([-1], r"models\.a\.devices: expected distinct GPU indices"),
         (["0"], r"models\.a\.devices\[0\]: expected `int`"),
         ([True], r"models\.a\.devices\[0\]: expected `int`"),
         (0, r"models\.a\.devices: expected `array`"),

@@ -116,7 +116,7 @@ def test_pointer_is_named_with_the_command_that_gets_the_content(model: Path, na
     (model / name).write_bytes(LFS)
     error = _refused(model)
     assert error.message == f"{model / name} is a Git LFS pointer; its content was not downloaded"
-    assert error.hint == f"git -C '{model}' lfs pull"
+    assert error.hint == f"run `git -C '{model}' lfs pull`"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -141,7 +141,7 @@ def _check(home: Path, kinds: Mapping[str, str], endpoint: str | None = None, at
         is_unknown = status == 404 and not has_copy
         assert outcome["code"] == (4 if status in {401, 403} else 2), (name, revision, outcome)
         assert is_unknown or local in outcome["message"]
-        wanted = {401: "hf auth login", 403: "hf auth login", 404: "", 429: "wait some minutes"}
+        wanted = {401: "hf auth login", 403: "hf auth login", 404: "", 429: "wait a few minutes"}
         assert wanted.get(status, "HF_ENDPOINT") in outcome["hint"]
 
 

@@ -58,7 +58,7 @@ def test_limits_as_they_are_typed() -> None:
     for wrong in ("ttft", "ttft=0", "ttft=nan", "latency=1", "ttft=x", "tpot=", "ttft=1,"):
         with pytest.raises(UsageError, match="invalid limits") as caught:
             parse_limits(wrong)
-        assert caught.value.hint == "--slo ttft=2,tpot=0.1"
+        assert caught.value.hint == "use --slo ttft=2,tpot=0.1"
 
 
 ITERATIONS = {"prefill": [[1, 0.01], [512, 0.5]], "decode": [[1, 0.01], [8, 0.08]]}
@@ -135,7 +135,7 @@ def test_deployment_has_the_measured_times_or_refuses_a_limit_on_tpot(
         return
     with pytest.raises(UsageError, match="a TPOT limit requires") as caught:
         build("ttft=2,tpot=0.1", bundles, start_s=1.0)
-    assert caught.value.hint == "coldstart materialize /models/m"
+    assert caught.value.hint == "run `coldstart materialize /models/m`"
 
 
 def stages(ready_s: float, **spans: float) -> Any:

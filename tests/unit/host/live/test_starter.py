@@ -87,7 +87,7 @@ def test_client_learns_how_to_build_the_bundle_that_a_start_lacks(tmp_path: Path
     with pytest.raises(NoBundleError) as missing:
         supervise(message, SimpleNamespace(send=lambda _: None))  # type: ignore[arg-type]
     failure = describe_failure(missing.value)
-    assert failure and failure.hint == f"coldstart materialize {tmp_path} -- --seed 1, then retry"
+    assert failure and failure.hint == f"run `coldstart materialize {tmp_path} -- --seed 1`, then retry"
     core = Core([ModelSpec.with_two_tiers("m", 10, 1.0)], HostSettings(memory=10, policy="lru"))
     core.handle(RequestArrived("1", "m"), 0.0)
     failed = ModelFailed("m", failure.message, hint=failure.hint, code=failure.code)
@@ -96,7 +96,7 @@ def test_client_learns_how_to_build_the_bundle_that_a_start_lacks(tmp_path: Path
         isinstance(refused, RejectRequest)
         and failure.message.replace(str(tmp_path), "<path>") in refused.reason
     )
-    assert refused.hint == "coldstart materialize <path> -- --seed 1, then retry"
+    assert refused.hint == "run `coldstart materialize <path> -- --seed 1`, then retry"
 
 
 @pytest.mark.parametrize("how", ["lease", "starter"])
