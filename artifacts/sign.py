@@ -153,7 +153,7 @@ def trust_dir(state_dir: Path) -> Path:
 
 
 def load_public_pem(state_dir: Path) -> bytes:
-    """Return this machine's public key in PEM format. Other machines add it in order to trust the bundles of this machine."""
+    """Return this machine's public key as PEM. Other machines add it in order to trust the bundles of this machine."""
     return load_host_key(state_dir).public_pem
 
 
@@ -180,10 +180,7 @@ def add_trusted_key(directory: Path, pem: bytes, *, name: str, source: str | Non
 
 
 def read_trusted(path: Path, state_dir: Path) -> Ed25519PublicKey:
-    """Read a public key in the trust directory.
-
-    Raises ExposedKeyError, InvalidSignatureError, NotRegularError and OSError.
-    """
+    """Read a key in the trust directory. Raises ExposedKeyError, InvalidSignatureError, NotRegularError and OSError."""
     require_unexposed(path, state_dir)
     return _load_public(files.read_regular(path, LIMITS.signature_bytes), path.name)
 
@@ -207,10 +204,7 @@ class TrustStore:
     directory: Path
 
     def __call__(self, bundle: Bundle) -> TrustResult:
-        """Return whether a trusted key signed `bundle`.
-
-        An invalid signature raises no error, but the result has the reason.
-        """
+        """Return whether a trusted key signed `bundle`. An invalid signature raises no error; the result has the reason."""
         results = self.verify_signatures(bundle)
         return next((one for one in results if one.ok), results[0] if results else _UNSIGNED)
 

@@ -38,10 +38,7 @@ class Exports:
         return cls(next(iter(results), None), {Path(file): form for form, file in pairs if file})
 
     def write_partial(self, report: Report) -> None:
-        """Write an incomplete report to each regular file. The complete report replaces it later.
-
-        Raises the errors of `write`.
-        """
+        """Write an incomplete report to each regular file; the complete one replaces it. Raises the errors of `write`."""
         files = {path: form for path, form in self.files.items() if path.is_file() or not path.exists()}
         replace(self, files=files).write(report)
 

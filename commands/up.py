@@ -191,7 +191,7 @@ def _describe_stop(start: _Start, *, is_detached: bool) -> str:
 
 
 def _ensure_bundle(common: Common, lookup: "Lookup") -> "Lookup":
-    """Return the lookup with its bundle, building it if it is missing.
+    """Return the lookup with its bundle, which is built if missing.
 
     If the build fails, warn and return `lookup` unchanged.
     """

@@ -1,4 +1,1 @@
-"""HTTP client with rules for secrets, redirects, sizes and time limits.
-
-It knows nothing about bundles, registries or models.
-"""
+"""HTTP client with rules for secrets, redirects, sizes and timeouts. It knows nothing about bundles, registries or models."""

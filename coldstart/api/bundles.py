@@ -95,7 +95,7 @@ def find_bundle(
     untrusted: bool = False,
     cache_dir: PathLike | None = None,
 ) -> Bundle | None:
-    """Return the bundle from which `serve` would start the model on this machine; None if there is none.
+    """Return the bundle from which `serve` would start the model on this machine, or None if there is none.
 
     Args:
         model: Alias, repository id, or directory.

@@ -143,7 +143,7 @@ def parse_slo(text: str) -> dict[str, float]:
 
 
 def describe(values: Series | Sequence[float]) -> dict[str, float] | None:
-    """Return mean, minimum, maximum and PERCENTILES of the values that are not NaN; None if there are none."""
+    """Return mean, minimum, maximum and PERCENTILES of the values that are not NaN, or None if there are none."""
     from pandas import Series
 
     known = Series(values, dtype=float).dropna()

@@ -2,12 +2,12 @@
 
 Only regular files are read, with limits on the size and nesting of JSON. Every error names the file and has a hint.
 
-A safetensors file begins with 8 bytes of little-endian length and JSON, followed by the tensors' bytes. The safetensors
-library checks the header: its size, types and shapes, and that the tensors cover the file without overlap. It does not tell
-the offsets, which are read from the JSON.
+A safetensors file begins with 8 bytes that contain a little-endian length, and JSON of that length. The bytes of the
+tensors follow. The safetensors library checks the header: its size, types and shapes, and that the tensors cover the file
+without overlap. It does not return the offsets, so they are read from the JSON.
 
-The index decides, as in transformers. vLLM skips the files that the index does not name. It loads every tensor of the other
-files in the order of their names, so that a later copy replaces an earlier.
+The index decides, as in transformers. vLLM skips the files that the index does not name. It loads every tensor of the
+other files in the order of their names, so that a later copy replaces an earlier one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SHOWN = 3
 
 
 def require(path: Path) -> Path:
-    """Return `path`. Raises UsageError if it is no regular file; a path that does not exist is accepted."""
+    """Return `path`. Raises UsageError if it exists and is not a regular file."""
     if path.is_file() or not os.path.lexists(path):
         return path
     if path.exists():
@@ -65,7 +65,7 @@ def open_file(path: Path) -> BufferedReader:
 
 
 def hash_file(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal. Raises the errors of `open_file`."""
+    """Return the SHA-256 digest of a file in hexadecimal. Raises the errors of `open_file`."""
     with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -73,7 +73,7 @@ def hash_file(path: Path) -> str:
 def read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file.
 
-    Raises the errors of `open_file`, and UsageError if it is no JSON object within the limits.
+    Raises the errors of `open_file`, and UsageError if the file does not contain a JSON object within the limits.
     """
     with open_file(path) as file:
         data = file.read(LIMITS.json_section_bytes + 1)
@@ -88,7 +88,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor: `size` bytes at `offset` of the file; `dtype` as safetensors spells it."""
+    """One tensor: `size` bytes at `offset` in the file. `dtype` is the name that safetensors uses."""
 
     name: str
     dtype: str
@@ -128,7 +128,7 @@ def _read_header(path: Path) -> list[TensorEntry]:
 
 
 def read_index(directory: Path, suffix: str = ".safetensors") -> dict[str, str]:
-    """Return the file of each tensor by the directory's index, {} without an index.
+    """Return the name of the file that contains each tensor according to the directory's index, or {} without an index.
 
     Raises:
         UsageError: The index is invalid.
@@ -140,7 +140,7 @@ def read_index(directory: Path, suffix: str = ".safetensors") -> dict[str, str]:
 
 
 def list_indexes(directory: Path) -> list[Path]:
-    """Return the indexes in a model directory, none for a directory without."""
+    """Return the index files that a model directory contains."""
     return [path for path in (directory / name for name in INDEXES.values()) if path.is_file()]
 
 
@@ -153,14 +153,14 @@ def _read_weight_map(path: Path) -> dict[str, str]:
 
 
 def select_files(directory: Path, files: Sequence[Path]) -> list[Path]:
-    """Return those of a directory's weight files that its index names, as vLLM does; all if it names none of them."""
+    """Return those weight files of a directory that its index names, as vLLM does, or all if it names none of them."""
     safe = bool(files) and files[0].suffix == ".safetensors"
     named = set(read_index(directory).values()) if safe else set()
     return [file for file in files if file.name in named] or list(files)
 
 
 def list_entries(file: Path, index: Mapping[str, str]) -> list[TensorEntry]:
-    """Return the tensors of a safetensors file without the copies that `index` assigns to another file."""
+    """Return the tensors of a safetensors file, leaving out copies that `index` assigns to another file."""
     return [entry for entry in read_header(file) if index.get(entry.name, file.name) == file.name]
 
 
@@ -189,5 +189,5 @@ def check(directory: Path, files: Sequence[Path]) -> None:
 
 
 def make_natural_key(name: str) -> list[str | int]:
-    """Return a sort key that orders shard 10 after shard 9."""
+    """Return a sort key that places shard 10 after shard 9."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]

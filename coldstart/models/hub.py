@@ -1,10 +1,10 @@
-"""Access the Hugging Face hub through huggingface_hub, and convert its errors.
+"""Access the Hugging Face Hub through huggingface_hub, and convert its errors.
 
-A request to the hub is not repeated. If the hub gives no usable answer (none, an error, or one that is not a hub's), a complete
-copy in the local cache is used, with a warning that names the response; an incomplete copy is an error that names the missing
-files. This is the same for a commit, whose files cannot change, and for a branch, which starts at the commit that was cached
-last. It includes the responses of a repository that was deleted, made private or gated since: its files are on this
-machine, and the pods of a service must start without the hub.
+A request to the hub is not repeated. If the hub gives no usable response (none, an error, or one that is not from a hub),
+a complete copy in the local cache is used, with a warning that names the response. An incomplete copy is an error that
+names the missing files. The same applies to a commit, whose files cannot change, and to a branch, which starts at the
+commit that was cached last. It also applies to a repository that was deleted, made private or gated since: its files are
+on this machine, and the pods of a service must start without the hub.
 
 huggingface_hub is imported on first use, so a local model does not need it. It reads HF_HOME, HF_TOKEN, HF_ENDPOINT and
 HF_HUB_OFFLINE itself.
@@ -57,11 +57,11 @@ class ModelNotFoundError(Exception):
 
 
 class HubUnreachableError(ColdstartError):
-    """The hub gives no usable answer, and the local cache has no complete copy (exit code 2)."""
+    """The hub gives no usable response, and the local cache has no complete copy (exit code 2)."""
 
 
 class _HubFailure(Exception):
-    """The hub gave no usable answer: the argument is huggingface_hub's error."""
+    """The hub gave no usable response. The argument is the error of huggingface_hub."""
 
     @property
     def cause(self) -> Exception:
@@ -72,9 +72,9 @@ def fetch(repo_id: str, revision: str | None, offline: bool, part: Part) -> Path
     """Return the local directory of a part of the repository at `revision`, downloading what is missing.
 
     Raises:
-        ModelNotFoundError: the hub has no such repository or revision, and it is not cached.
-        AuthRequiredError: the copy in the local cache is incomplete, and the hub denies access or the network is off.
-        HubUnreachableError: the copy in the local cache is incomplete, and the hub gives no usable answer.
+        ModelNotFoundError: The hub has no such repository or revision, and it is not cached.
+        AuthRequiredError: The copy in the local cache is incomplete, and the hub denies access or the network is off.
+        HubUnreachableError: The copy in the local cache is incomplete, and the hub gives no usable response.
     """
     from huggingface_hub import constants, errors
 
@@ -111,7 +111,7 @@ def fetch(repo_id: str, revision: str | None, offline: bool, part: Part) -> Path
 
 
 def _download(repo_id: str, info: ModelInfo, part: Part) -> Path:
-    """Return the directory of a commit with all files of a part, after the download of missing ones. Raises _HubFailure."""
+    """Download the missing files of a part, and return the directory of the commit. Raises _HubFailure."""
     from huggingface_hub import hf_hub_download, snapshot_download
 
     directory = _find_cached(repo_id, info.sha)
@@ -136,7 +136,7 @@ def _download(repo_id: str, info: ModelInfo, part: Part) -> Path:
 
 
 def list_missing(directory: Path, *, weights: bool = True) -> list[str]:
-    """Return the names of files that a snapshot directory lacks, as far as its own links and indexes show."""
+    """Return the names of the files that a snapshot directory lacks, according to its own links and indexes."""
     missing = {
         str(path.relative_to(directory))
         for path in directory.rglob("*")
@@ -159,7 +159,7 @@ def _list_missing_weights(directory: Path) -> list[str]:
 
 
 def _find_cached(repo_id: str, revision: str | None) -> Path | None:
-    """Return the snapshot directory in the local cache, None without a config.json."""
+    """Return the snapshot directory in the local cache, or None if it has no config.json."""
     from huggingface_hub import try_to_load_from_cache
 
     file = try_to_load_from_cache(repo_id, "config.json", revision=revision)
@@ -167,7 +167,7 @@ def _find_cached(repo_id: str, revision: str | None) -> Path | None:
 
 
 def _record(directory: Path, revision: str | None) -> None:
-    """Record the commit of a branch in the cache as huggingface_hub does, for a start without the hub."""
+    """Record the commit of a branch in the cache as huggingface_hub does, so that a start without the hub can find it."""
     reference = directory.parents[1] / "refs" / (revision or "main")
     with suppress(OSError):  # of a cache that cannot be written
         if directory.name != revision:
@@ -200,7 +200,7 @@ def _ask(repo_id: str, revision: str | None) -> ModelInfo:
 
 @contextmanager
 def _failures() -> Iterator[None]:
-    """Raise the errors of a request as _HubFailure: all but those of this machine's files and of the arguments."""
+    """Convert the errors of a request in the block to _HubFailure, except errors about local files and arguments."""
     from huggingface_hub import errors
 
     try:
@@ -231,7 +231,7 @@ def _status(cause: Exception) -> int:
 
 
 def _describe(cause: Exception) -> str:
-    """Return what the hub did, as a clause."""
+    """Return a clause that describes what the hub did."""
     if status := _status(cause):
         phrase = f" {HTTPStatus(status).phrase}" if status in {*HTTPStatus} else ""
         reason = _REASONS.get(type(cause).__name__)
@@ -249,7 +249,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _convert(repo_id: str, failure: _HubFailure, local: str) -> ColdstartError:
-    """Return the error for a user whose cache has no complete copy, which `local` says."""
+    """Return the error for a user whose cache has no complete copy. `local` describes the state of the cache."""
     from huggingface_hub import errors
 
     cause, page = failure.cause, _PAGE.format(repo_id=repo_id)

@@ -1,4 +1,7 @@
-"""Look up bundles by the key of a model on this machine, and explain why a lookup failed. Imports neither torch nor vLLM."""
+"""Look up bundles by the key of a model on this machine, and explain why a lookup failed.
+
+It imports neither torch nor vLLM.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,7 @@ class Lookup:
 
     @property
     def store(self) -> Store:
-        """Bundle store of the cache."""
+        """Return the bundle store of the cache."""
         return Store(self.cache.bundles)
 
     def format_materialize(self, *options: str) -> str:
@@ -98,7 +101,7 @@ class Lookup:
         return replace(self, bundle=bundle, nearest=None, mismatches=(), untrusted=None, notes=notes)
 
     def drop_weights(self) -> Lookup:
-        """Accept the nearest bundle if only the weight layout differs, for a model directory without weights."""
+        """For a directory without weights, accept the nearest bundle if only the weight layout differs. Return the lookup."""
         if self.bundle is not None or self.nearest is None or self._differing != {"model.weights"}:
             return self
         if any(one.wanted is not None for one in self.mismatches):
@@ -107,7 +110,7 @@ class Lookup:
 
     @property
     def weights_donor(self) -> Bundle | None:
-        """Bundle whose weights plan fits this model: its own, or one of the same model with other arguments."""
+        """Return the bundle whose weights plan fits this model (its own, or one with other arguments), or None."""
         if self.bundle is not None:
             return self.bundle
         other = {name for name in self._differing if name.startswith("model.")}
@@ -164,7 +167,7 @@ def _explain_skipped_versions(store: Store, chosen: Bundle) -> Iterator[str]:
 
 
 def build_miss_error(lookup: Lookup, use: Callable[[Arguments], str] | None = None) -> NoBundleError:
-    """Build the error for a lookup without a bundle: nearest bundle, differences, and commands that help.
+    """Build the error for a lookup without a bundle. It has the nearest bundle, the differences, and commands that help.
 
     `use` formats the command that starts the model with the nearest bundle's arguments; the default is `coldstart serve`.
     """
@@ -208,7 +211,7 @@ def differ_in_arguments(mismatches: Iterable[Mismatch]) -> bool:
 
 
 def require_bundle(lookup: Lookup, *, bundle: bool, signed_by: TrustCheck | None = None) -> str:
-    """Return why the lookup has no bundle, or "" if it has a bundle.
+    """Return why the lookup has no bundle, or "" if it has one.
 
     Raises:
         NoBundleError: The lookup has no bundle, and `bundle` is true.
@@ -229,7 +232,7 @@ def require_bundle(lookup: Lookup, *, bundle: bool, signed_by: TrustCheck | None
 
 
 def read_arguments(bundle: Bundle) -> Arguments | None:
-    """Return the recorded vLLM arguments; None if the bundle is untrusted or its arguments contain a redacted secret."""
+    """Return the recorded vLLM arguments, or None if the bundle is untrusted or its arguments contain a redacted secret."""
     if not trust(bundle).ok:
         return None
     recorded = Arguments(bundle.manifest.provenance.arguments)
@@ -239,7 +242,7 @@ def read_arguments(bundle: Bundle) -> Arguments | None:
 class ProofStart(msgspec.Struct, frozen=True):
     """Measurements of the test start that verified a bundle: time to ready in seconds, and memory in bytes.
 
-    `device_bytes` is the peak over all GPUs; None for vLLM's CPU build or if no driver reported it.
+    `device_bytes` is the peak over all GPUs. It is None for vLLM's CPU build or if no driver reported it.
     """
 
     ready_s: Annotated[float, msgspec.Meta(ge=0)]
@@ -256,7 +259,7 @@ class _Iterations(msgspec.Struct):
 
 
 def _read_section(bundle: Bundle, section: str, kind: type[_Section]) -> _Section | None:
-    """Decode a JSON section as `kind`; return None if it is missing or invalid."""
+    """Decode a JSON section as `kind`, or return None if it is missing or invalid."""
     try:
         return msgspec.convert(bundle.read_json(section), kind)
     except (BundleError, msgspec.ValidationError):
@@ -264,16 +267,16 @@ def _read_section(bundle: Bundle, section: str, kind: type[_Section]) -> _Sectio
 
 
 def list_missing_sections(bundle: Bundle) -> dict[str, str]:
-    """Return {section: reason} for sections that the materialization could not build."""
+    """Return the sections that the materialization could not build, each with the reason."""
     return (_read_section(bundle, "stages", _Stages) or _Stages()).not_made
 
 
 def read_proof(bundle: Bundle) -> ProofStart | None:
-    """Return the measurements of the test start; None if the bundle does not contain them."""
+    """Return the measurements of the test start, or None if the bundle does not contain them."""
     return _read_section(bundle, "stages", ProofStart)
 
 
 def list_unprofiled_sizes(bundle: Bundle) -> dict[str, list[int]]:
-    """Return, for each latency curve, the batch sizes that were not profiled within the time limit."""
+    """Return the batch sizes of each latency curve that were not profiled within the time limit."""
     left = (_read_section(bundle, "iterations", _Iterations) or _Iterations()).left_out
     return {curve: sizes for curve, sizes in left.items() if sizes}

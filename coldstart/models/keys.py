@@ -56,7 +56,7 @@ _PROCESSOR_FILES = (
 
 
 def compose(model: ResolvedModel, vllm_args: Arguments) -> Key:
-    """Compose the key of ``model`` with vLLM's arguments on this machine, in this environment.
+    """Compose the bundle key of ``model`` with the given vLLM arguments on this machine, in this environment.
 
     Raises:
         ColdstartError: vLLM is not installed.
@@ -84,12 +84,12 @@ def replace_arguments(key: Key, vllm_args: Arguments) -> Key:
 
 
 def hardware_fields(*, on_cpu: bool) -> dict[str, Scalar]:
-    """Return the hardware fields that affect artifacts for this device.
+    """Return the hardware fields that affect the artifacts of a CPU engine (`on_cpu`) or a GPU engine.
 
     The key of a CPU engine contains the number of usable CPUs: Inductor uses it to choose the depth of parallel loops
     (decide_parallel_depth, even with vLLM's dynamic_threads), and step latency depends on it. Artifacts of a GPU engine
     depend only on the CPU architecture and the driver branch, because one fleet can have several minor releases of a
-    driver. CUDA graphs need the exact driver version and check it themselves.
+    driver. CUDA graphs need the exact driver version, and check it themselves.
     """
     cpu = hardware.read_cpu_fields()
     return cpu if on_cpu else {"cpu.machine": cpu["cpu.machine"], **hardware.read_gpu_fields()}
@@ -124,7 +124,7 @@ def _hash_files(directory: Path, names: Iterable[str]) -> dict[str, str]:
 def layout_digest(directory: Path) -> str | None:
     """Return the digest of {tensor: (dtype, shape)} of all safetensors files, or of file names and sizes for other formats.
 
-    Return None for a directory without weights. Tensor values are not read, because they do not change compiled code.
+    Return None for a directory without weights. Tensor values are not read, because they do not affect compiled code.
     """
     files = weight_files(directory)
     if not files:

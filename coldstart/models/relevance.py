@@ -89,7 +89,7 @@ _PATH = re.compile(r"(/|~|\.\.?/|[A-Za-z]:[\\/])")
 
 
 def engine_fields(arguments: Mapping[str, object]) -> dict[str, Scalar]:
-    """Flatten the relevant ``arguments`` (parsed) into key fields, without the ``engine.`` prefix."""
+    """Flatten those parsed ``arguments`` that are relevant into key fields, without the ``engine.`` prefix."""
     relevant = {
         name.replace("-", "_"): value for name, value in arguments.items() if _is_relevant(name, value)
     }
@@ -147,7 +147,7 @@ def _without_path(value: object) -> Scalar:
 
 
 def _digest_path(path: str) -> str:
-    """Return the digest of the file at `path` or of a model's config.json; if there is no file, of the path string."""
+    """Return the digest of the file at `path` or of a model's config.json or, if there is no file, of the path itself."""
     location = Path(path)
     config = location / "config.json"
     file = config if config.is_file() else location

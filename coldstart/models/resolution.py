@@ -28,7 +28,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True)
 class ResolvedModel:
-    """Model name, location of its files, and parsed config.json.
+    """Model name, location of the model's files, and parsed config.json.
 
     ``name`` is the alias if the model has one, else the repository ID, else the directory name. A bundle can record it
     because it is never a path. ``path`` is the directory that contains config.json. ``repo_id`` and ``revision`` (a
@@ -43,12 +43,12 @@ class ResolvedModel:
 
     @property
     def weight_files(self) -> list[Path]:
-        """Weight files in the model's directory, sorted by name; empty if there is no directory."""
+        """Return the weight files in the model's directory, sorted by name, or none if there is no directory."""
         return weight_files(self.path) if self.path is not None else []
 
     @property
     def argument(self) -> str:
-        """Command-line argument that selects this model."""
+        """Return the command-line argument that selects this model."""
         known = self.name in NAMES or self.repo_id is not None
         return self.name if known or self.path is None else str(self.path)
 
@@ -107,7 +107,7 @@ def ensure_weights(model: ResolvedModel, *, offline: bool = False) -> ResolvedMo
 
     Raises:
         AuthRequiredError: Under the same conditions as in ``resolve``.
-        UsageError: A directory contains no weights, or weights that cannot be loaded.
+        UsageError: The directory contains no weights, or weights that cannot be loaded.
     """
     if model.repo_id is not None:
         model = replace(model, path=hub.fetch(model.repo_id, model.revision, offline, "all"))
@@ -160,7 +160,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def check_weights(model: ResolvedModel) -> None:
-    """Check that a local model's weight files are complete and match their index; accept a model without weights.
+    """Check that a local model's weight files are complete and match their index. A model without weights is accepted.
 
     Raises:
         UsageError: The weights cannot be loaded.

@@ -1,7 +1,7 @@
-"""Resolve the argument MODEL or REF of a command to a model lookup or to one bundle.
+"""Resolve the argument MODEL or REF of a command to a model lookup or to a bundle.
 
-A bundle records the arguments of its materialization. Arguments can load code, so only those of a trusted bundle are
-used.
+A bundle records the arguments of its materialization. Arguments can load code, so only the arguments of a trusted bundle
+are used.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def find_bundle(
     revision: str | None = None,
     asks_hub: bool = False,
 ) -> Bundle:
-    """Find the bundle by reference, or by model and arguments; trusted bundles take precedence.
+    """Find the bundle by its reference, or by model and arguments. Trusted bundles take precedence.
 
     With `asks_hub`, a name that matches no bundle can be a hub model.
 
@@ -101,15 +101,15 @@ def find_bundle(
 
 
 def names_model(word: str) -> bool:
-    """Return whether `word` can be a model: known locally, or a repository ID. A bundle reference with a version cannot."""
+    """Return whether `word` can be a model: it is known locally, or is a repository ID and not a reference with a version."""
     return resolution.names_model(word) or resolution.is_repo_id(word)
 
 
 def adopt_arguments(lookup: Lookup) -> Lookup:
     """Return the lookup with the arguments of the newest trusted bundle of its model for this machine.
 
-    `lookup` has no arguments. If no trusted bundle fits, return `lookup` with `untrusted` set to the best untrusted bundle
-    that fits.
+    `lookup` has no arguments. If no trusted bundle fits, return `lookup` with `untrusted` set to the best untrusted
+    bundle that fits.
     """
     named = [bundle for bundle in lookup.store.list_bundles() if bundle.identity[0] == lookup.model.name]
     readable = [one for one in sort_best_first(named, inspection.trust) if one.read_error is None]

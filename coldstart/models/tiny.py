@@ -1,8 +1,8 @@
-"""Tiny models with real architectures and seeded random weights, built locally so that demos and tests need no hub.
+"""Tiny models with real architectures and seeded random weights, built locally so that demos and tests do not need the hub.
 
 Invariant: a name and ``GENERATION`` determine every byte. The unembedding weights are large enough (logit deviation of a
 few units) to keep the two most likely tokens far apart. Greedy output is therefore stable when the order of summation
-changes, which token comparisons rely on.
+changes, and token comparisons rely on that.
 """
 
 import math
@@ -41,7 +41,7 @@ _CHAT_TEMPLATE = (
 
 
 def build(name: str, models: Path) -> Path:
-    """Return the directory of the tiny model ``name`` below ``models``; build the model on first use.
+    """Return the directory of the tiny model ``name`` below ``models``. Build the model on first use.
 
     Concurrent calls are safe: one process builds under a lock and publishes the model with a rename. A dry run builds in
     a temporary directory.
@@ -88,7 +88,7 @@ def _run_child(name: str, draft: Path) -> None:
 
 
 def make_tokenizer() -> Any:
-    """Train a deterministic byte-level BPE tokenizer with 2048 tokens on invented words."""
+    """Train a deterministic byte-level BPE tokenizer with 2,048 tokens on invented words, and return it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -143,7 +143,7 @@ def _make_config(name: str) -> Any:
 
 
 def init_seeded_weights(model: Any) -> None:
-    """Initialize a transformers model with weights seeded by parameter name; norms keep their values."""
+    """Initialize a transformers model with weights that are seeded by parameter name. Norms keep their values."""
     import torch
 
     head = model.get_output_embeddings()

@@ -1,1 +1,1 @@
-"""Operating system and hardware: paths, processes, devices, versions, trust, time. Knows nothing of models and servers."""
+"""Operating system and hardware: paths, processes, devices, versions, trust, time. It knows nothing of models or servers."""

@@ -27,7 +27,7 @@ def dry_run() -> Iterator[None]:
 
 
 def find_directory() -> Path | None:
-    """Return the temporary directory of the current dry run, or None outside of a dry run."""
+    """Return the temporary directory of the current dry run, or None if no dry run is active."""
     return _directory.get()
 
 

@@ -1,4 +1,4 @@
-"""Detect changes of files and directories by stat(2) without reading them, and cache what was read from files.
+"""Detect changes of files and directories with stat(2), without reading them, and cache what was read from files.
 
 The state of a directory has the identity, owner and mode of each entry, and the size and times of each file, including
 ctime, which a process cannot set. States are recorded in the state directory, so a cache from another machine has no
@@ -27,7 +27,7 @@ _Content = TypeVar("_Content")
 
 
 class FileState(NamedTuple):
-    """Size in bytes, modification and status-change times in nanoseconds, and inode of a file."""
+    """State of a file: size in bytes, modification and status-change times in nanoseconds, and inode."""
 
     size: int
     modified_ns: int
@@ -50,9 +50,9 @@ def find_state(path: str | Path) -> FileState | None:
 
 
 def cache_by_state(read: Callable[[Path], _Content]) -> Callable[[Path], _Content]:
-    """Decorate a function that reads a file, so that it reads again only after a change.
+    """Decorate a function that reads a file, so that it reads the file again only after a change.
 
-    Callers must not modify its results.
+    Callers must not modify the results of the function.
     """
 
     @functools.lru_cache(maxsize=_FILES)
@@ -69,13 +69,13 @@ def cache_by_state(read: Callable[[Path], _Content]) -> Callable[[Path], _Conten
 
 
 def locate_record(kind: str, place: Path) -> Path:
-    """Return the path of the record for the resolved path `place`."""
+    """Return the path of the record about `place`, which is a resolved path."""
     where = hashlib.sha256(os.fsencode(os.path.realpath(place))).hexdigest()[:16]
     return paths.state_dir() / kind / f"{place.name}.{where}"
 
 
 def record_directory(kind: str, place: Path, made_by: str) -> None:
-    """Record the creator and the fingerprint of each entry of `place` by relative path ("." for itself). Raises OSError."""
+    """Record the creator `made_by`, and the fingerprint of each entry of `place` by its relative path. Raises OSError."""
     document = {
         "made_by": made_by,
         "entries": {name: _fingerprint_entry(status) for name, status in _walk_entries(place)},
@@ -85,7 +85,7 @@ def record_directory(kind: str, place: Path, made_by: str) -> None:
 
 
 def read_record(kind: str, place: Path, made_by: str) -> Mapping[str, Sequence[int]]:
-    """Return the recorded entry fingerprints of `place`; empty if there is no record by the creator `made_by`."""
+    """Return the recorded fingerprints of the entries of `place`, or none if there is no record by the creator `made_by`."""
     try:
         known = canonical.read_json(locate_record(kind, place))
         return dict(known["entries"]) if known["made_by"] == made_by else {}
@@ -108,7 +108,7 @@ def find_change(stamped: Mapping[str, Sequence[int]], place: Path, made: str) ->
 
 
 def _walk_entries(place: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield (relative path, stat result) of `place` (as ".") and every entry below it. Links are not followed."""
+    """Yield the relative path and stat result of `place` (as ".") and of every entry below it. Links are not followed."""
     yield ".", place.lstat()
     pending = [""]
     while pending:

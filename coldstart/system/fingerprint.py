@@ -5,10 +5,11 @@ version number would never take effect. So both record the state (stat(2)) of al
 including the model's own code and coldstart's, and the kernel release, the processor flags and the C library. If any of
 them differs, the template or snapshot is rejected, and the error names the difference.
 
-Both are used only on the machine that created them, so a file with the recorded times is not read: a process can set neither
-ctime nor the clock of the file system. A file with other times is compared by its digest, because ctime also changes when
-another environment of uv links to the file, and no byte of the code differs then. Of a library above LARGE_BYTES only the
-beginning is hashed, where its build ID lies, and its mtime must be the recorded one: CUDA libraries have gigabytes.
+Both are used only on the machine that created them, so a file with the recorded times is not read: a process can set
+neither ctime nor the clock of the file system. A file with other times is compared by its digest, because ctime also
+changes when uv links the file into another environment, which leaves the code the same. Of a library larger than
+LARGE_BYTES, only the beginning, which contains its build ID, is hashed, and its mtime must not differ: CUDA libraries
+have gigabytes.
 """
 
 from __future__ import annotations
@@ -64,13 +65,13 @@ def write_fingerprint(pid: int, modules: Path, directory: Path) -> None:
 
 
 def read_states(files: Iterable[str]) -> dict[str, tuple[int, int, int, str]]:
-    """Return size in bytes, mtime and ctime in nanoseconds, and digest of those `files` that exist."""
+    """Return the size in bytes, mtime and ctime in nanoseconds, and digest of each file in `files` that exists."""
     states = {path: state[:3] for path in sorted(files) if (state := find_state(path)) is not None}
     return {path: (*states[path], digest) for path, digest in _hash_files(states)}
 
 
 def _hash_files(files: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield each file with the SHA-256 digest of its first LARGE_BYTES, or an empty text if it cannot be read."""
+    """Yield each file with the SHA-256 digest of its first LARGE_BYTES, or with an empty string if it cannot be read."""
 
     def hash_file(path: str) -> tuple[str, str]:
         try:
@@ -85,7 +86,7 @@ def _hash_files(files: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def find_mismatch(directory: Path, subject: str) -> str | None:
-    """Return why the template or snapshot in `directory` cannot be used here, or None. `subject` names it in the reason."""
+    """Return why the template or snapshot in `directory` cannot be used here, or None. The reason calls it `subject`."""
     try:
         recorded = msgspec.json.decode(read_regular(directory / ABOUT), type=Fingerprint)
     except (OSError, ValueError, msgspec.MsgspecError):
@@ -109,7 +110,7 @@ def find_mismatch(directory: Path, subject: str) -> str | None:
 
 
 def read_machine_properties() -> dict[str, str]:
-    """Return the properties that no file contains: kernel release, processor flags and C library."""
+    """Return the machine properties that are not in any file: kernel release, processor flags and C library."""
     return {
         "kernel": platform.release(),
         "processor": hardware.read_cpu_flags(),
@@ -123,7 +124,7 @@ def _find_extra_words(one: str, other: str) -> str:
 
 
 def list_mapped_files(pid: int) -> list[str]:
-    """Return the regular files that a process has mapped."""
+    """Return the regular files that process `pid` has mapped."""
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     paths = {line.split(maxsplit=5)[5] for line in lines if len(line.split(maxsplit=5)) == 6}
     return sorted(path for path in paths if path.startswith("/") and Path(path).is_file())

@@ -50,7 +50,7 @@ class PythonEnvironment:
     constraint: Path | None = None
 
     def run_python(self, *arguments: str, quiet: bool = True) -> tuple[str, str | None]:
-        """Run this environment's Python. Return its output (if `quiet`), and the last error line or None on success."""
+        """Run this environment's Python. Return its output (if `quiet`), and the last error line, or None on success."""
         output = subprocess.PIPE if quiet else sys.stderr
         done = subprocess.run(
             [self.python, *arguments], stdout=output, stderr=subprocess.PIPE, text=True, check=False
@@ -63,7 +63,7 @@ class PythonEnvironment:
         return self.run_python("-m", "pip", "install", *pins, *arguments, quiet=quiet)[1]
 
     def require_install(self, description: str, *arguments: str) -> None:
-        """Run `pip install`. Raises ColdstartError, whose message contains `description`, if it fails."""
+        """Run `pip install`. Raises ColdstartError with `description` in its message if it fails."""
         if (failure := self.pip_install(*arguments)) is not None:
             raise ColdstartError(
                 f"pip cannot install {description}: {failure}",
@@ -72,7 +72,7 @@ class PythonEnvironment:
 
 
 def find_extras(module: str) -> list[str]:
-    """Return the extras that provide a top-level module, without extras that no command needs."""
+    """Return the names of the extras that provide the top-level module `module`, leaving out those that no command needs."""
     distribution = canonicalize_name(module)
     try:
         names = _list_extras()
@@ -87,7 +87,7 @@ def find_extras(module: str) -> list[str]:
 
 
 def install_extra(extra: str, environment: PythonEnvironment, report: Report) -> None:
-    """Install one extra, and check for an engine that it can be imported.
+    """Install one extra. If it provides an engine, check that the engine can be imported.
 
     Raises:
         UsageError: coldstart has no such extra.

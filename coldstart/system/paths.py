@@ -4,7 +4,7 @@ Everything that can be rebuilt (bundles, tiny models) is below one cache directo
 `COLDSTART_CACHE_DIR` moves. Keys and trust settings are in the state directory, which does not move with the cache: a
 cache copied from another machine must not bring its own trust. Only functions that return a private directory create
 directories, with mode 0700. If a runtime or temporary directory cannot contain a private directory, for example because
-another user has the name, another location is used.
+another user owns a directory of that name, another location is used.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _choose_xdg_directory(variable: Variable[str], fallback: str) -> Path:
 
 
 def expand_user(path: str | Path) -> Path:
-    """Return `path` with ~ and ~user expanded; unchanged if the user does not exist or has no home directory."""
+    """Return `path` with ~ and ~user expanded, or unchanged if the user does not exist or has no home directory."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -53,7 +53,7 @@ def expand_user(path: str | Path) -> Path:
 
 
 def is_below_home(path: str | Path) -> bool:
-    """Return whether `path` is the home directory, or in its .cache or .local, the default locations of files."""
+    """Return whether `path` is the home directory or is in its .cache or .local, the default locations of files."""
     home = expand_user("~")
     return Path(path) == home or any(Path(path).is_relative_to(home / name) for name in (".cache", ".local"))
 
@@ -66,7 +66,7 @@ class Cache:
 
     @classmethod
     def at(cls, override: Path | None = None) -> Cache:
-        """Return the cache at `override`, else COLDSTART_CACHE_DIR, else $XDG_CACHE_HOME/coldstart.
+        """Return the cache at `override` if it is set, else at COLDSTART_CACHE_DIR, else at $XDG_CACHE_HOME/coldstart.
 
         Raises:
             UsageError: None of them is set, and the user has no home directory.
@@ -95,10 +95,10 @@ class Cache:
 
     @property
     def writable_root(self) -> Path:
-        """Return the root if only this user can write to it, else a private directory for files that starts create.
+        """Return the root if only this user can write to it, or else a private directory, for files that starts create.
 
-        A cache on a read-only volume or of another user still provides its bundles. Starts neither write to it nor run
-        code from it.
+        A cache that is on a read-only volume or belongs to another user still provides its bundles. Starts neither write
+        to it nor run code from it.
         """
         return choose_writable(self.root, "cache")
 
@@ -118,7 +118,7 @@ class Cache:
         return self.root / "work"
 
     def vllm_cache_dir(self, key: str) -> Path:
-        """Return the directory of vLLM's own caches for the key with the digest `key`."""
+        """Return the directory of vLLM's own caches for the bundle key with the digest `key`."""
         return self.writable_root / "vllm" / key.removeprefix("sha256:")[:12]
 
 
@@ -138,8 +138,8 @@ def compiled_dir() -> Path:
 def runtime_dir(socket_path_bytes: int = 0) -> Path:
     """Return the directory for sockets, owned by this user with mode 0700. Create it if it is missing.
 
-    It is below XDG_RUNTIME_DIR or the temporary directory, or elsewhere if those are not private, not writable, or too
-    long for a socket path.
+    It is below XDG_RUNTIME_DIR or the temporary directory. If those are not private, not writable, or too long for a
+    socket path, it is elsewhere.
 
     Args:
         socket_path_bytes: Length of the longest socket path below the directory that another program binds, in bytes.
@@ -153,14 +153,14 @@ def runtime_dir(socket_path_bytes: int = 0) -> Path:
 def temporary_dir(socket_path_bytes: int = 0) -> Path:
     """Return the private directory for temporary files of servers, below the temporary directory if possible.
 
-    Argument and errors are those of `runtime_dir`.
+    The argument and the errors are the same as for `runtime_dir`.
     """
     own, *more = _list_temporary()
     return _choose_private_directory([own, *_list_xdg(), *more], socket_path_bytes)
 
 
 def describe_other_runtime_dir() -> str | None:
-    """Return why sockets are not in XDG_RUNTIME_DIR and where they are, or None."""
+    """Return why sockets are not in XDG_RUNTIME_DIR and where they are instead, or None if they are there."""
     for wanted in _list_xdg():
         with suppress(UsageError):  # where a socket is needed, the error has the reasons
             if (place := runtime_dir()).parent != wanted.parent:
@@ -169,7 +169,7 @@ def describe_other_runtime_dir() -> str | None:
 
 
 def frozen_dir() -> Path:
-    """Return this user's directory of files that process snapshots map, whose path is the same on every machine.
+    """Return this user's directory of the files that process snapshots map. Its path is the same on every machine.
 
     A frozen process refers to its files by absolute path, so the path depends on neither HOME nor the cache root. Raises
     UsageError if another user owns the directory.
@@ -181,7 +181,7 @@ def frozen_dir() -> Path:
 
 
 def choose_writable(root: Path, name: str) -> Path:
-    """Return `root` if only this user can write to it, else the subdirectory `name` of a private directory.
+    """Return `root` if only this user can write to it, or else the subdirectory `name` of a private directory.
 
     Raises UsageError under the same conditions as `runtime_dir`.
     """
@@ -209,7 +209,7 @@ def _list_temporary() -> list[Path]:
 
 
 def _choose_private_directory(places: Sequence[Path], socket_path_bytes: int) -> Path:
-    """Return the first of `places` that is or can be made private. Raises UsageError if there is none."""
+    """Return the first of `places` that is private or can be made private. Raises UsageError if there is none."""
     reasons = list[str]()
     for place in places:
         if (reason := _claim_directory(place, socket_path_bytes)) is None:
@@ -234,5 +234,5 @@ def _claim_directory(place: Path, socket_path_bytes: int = 0) -> str | None:
 
 
 def _find_nearest(place: Path) -> Path:
-    """Return `place`, or its nearest parent that exists."""
+    """Return `place` if it exists, or else its nearest parent that exists."""
     return next(one for one in (place, *place.parents) if os.path.exists(one))  # noqa: PTH110 - never raises

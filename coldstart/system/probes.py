@@ -76,7 +76,7 @@ def probe_gpu() -> Probe:
 
 
 def probe_criu() -> Probe:
-    """Check that CRIU is installed and permitted. Snapshots of a CPU engine need it."""
+    """Check that CRIU, which snapshots of a CPU engine need, is installed and may run."""
     if (lacking := snapshots.explain_unavailable()) is not None:
         return Probe("criu", "missing", lacking, snapshots.suggest_fix())
     try:
@@ -110,7 +110,7 @@ def probe_frozen_runtime(cache: Cache) -> Probe:
 
 
 def probe_shared_memory() -> Probe:
-    """Check the free space of /dev/shm, through which the processes of one server exchange tensors."""
+    """Check the free space in /dev/shm, through which the processes of a server exchange tensors."""
     place = Path("/dev/shm")
     if not place.is_dir():
         return Probe("shared memory", "missing", "no /dev/shm", "mount -t tmpfs tmpfs /dev/shm")
@@ -121,7 +121,7 @@ def probe_shared_memory() -> Probe:
 
 
 def find_full_directory() -> str | None:
-    """Return a hint if /dev/shm or the temporary directory is full, which may have crashed a server; else None."""
+    """Return a hint if /dev/shm or the temporary directory is full, which may have crashed a server, or else None."""
     hints = {
         Path("/dev/shm"): "free space in it, or mount -o remount,size=4G /dev/shm (container: --shm-size 4g)",
         Path(
@@ -187,7 +187,7 @@ def probe_store(cache: Cache) -> Probe:
 
 
 def run_probes(cache: Cache) -> list[Probe]:
-    """Run all probes, the most important for a new user first."""
+    """Run all probes, and return their results in order of importance to a new user."""
     own = (
         probe_vllm(),
         probe_cpu(),
@@ -202,5 +202,5 @@ def run_probes(cache: Cache) -> list[Probe]:
 
 
 def can_serve(results: Sequence[Probe]) -> bool:
-    """Return whether this machine can serve cold starts: no required probe is missing."""
+    """Return whether this machine can serve cold starts, that is, whether no required probe is missing."""
     return not any(probe.required and probe.status == "missing" for probe in results)

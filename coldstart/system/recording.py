@@ -19,9 +19,9 @@ from coldstart.system.timeline import EVENTS_VARIABLE, Timeline, emit_span, now
 
 @dataclass
 class TimelineRecording:
-    """Timeline of a server as of the last read.
+    """Timeline of a server, as it was last read.
 
-    `directory` contains the file `events`, unless the environment sets another one.
+    `directory` contains the file `events`, unless an environment variable specifies another file.
     """
 
     events: str
@@ -30,12 +30,12 @@ class TimelineRecording:
     timeline: Timeline = field(default_factory=Timeline)
 
     def save_start(self) -> None:
-        """Read the timeline of a ready server, and save it or, without `save_to`, end the recording.
+        """Read the timeline of a ready server and save it or, if `save_to` is None, end the recording.
 
         Raises:
-            OSError, ValueError: The spans cannot be read or saved. Without `save_to`, read errors are ignored: a full
-                disk that
-                truncates spans must not end a server.
+            OSError, ValueError: The spans cannot be read or saved. If `save_to` is None, read errors are ignored, because
+                a
+                full disk that truncates spans must not end a server.
         """
         try:
             self.timeline = Timeline.read(self.events)
@@ -50,9 +50,9 @@ class TimelineRecording:
 
 @contextmanager
 def record_timeline(save_to: Path | None = None) -> Iterator[TimelineRecording]:
-    """Record the processes started in the block, and write Chrome trace-event JSON to `save_to`, if set.
+    """Record the processes started in the block, and write Chrome trace-event JSON to `save_to` if it is set.
 
-    An events file that the environment sets is used and kept.
+    If an environment variable specifies an events file, that file is used and kept.
 
     Raises:
         OSError, ValueError: See `TimelineRecording.save_start`.

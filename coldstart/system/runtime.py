@@ -1,4 +1,4 @@
-"""Versions of vllm, torch, python and the compiler, which determine what compiled code and serialized objects fit.
+"""Versions of vLLM, torch, Python and the compiler, which determine which compiled code and serialized objects can be used.
 
 They are read from installed metadata and text files. This module does not import the packages that it inspects.
 """
@@ -33,7 +33,7 @@ SUPPORTED_VLLM = ((0, 31), (0, 34))
 
 
 def find_vllm_distribution() -> tuple[str, str] | None:
-    """Return (distribution name, version) of the installed vLLM, or None."""
+    """Return the distribution name and the version of the installed vLLM, or None if it is not installed."""
     for name in _VLLM_NAMES:
         if version := find_installed_version(name):
             return name, version
@@ -41,13 +41,13 @@ def find_vllm_distribution() -> tuple[str, str] | None:
 
 
 def is_within(version: str, bounds: tuple[tuple[int, int], tuple[int, int]]) -> bool:
-    """Return whether the first two numbers of a version are at least the first bound and below the second."""
+    """Return whether the first two numbers of a version are at least the first bound and less than the second one."""
     numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
     return bounds[0] <= numbers < bounds[1]
 
 
 def find_installed_version(distribution: str) -> str | None:
-    """Return the version of an installed distribution, or None."""
+    """Return the version of an installed distribution, or None if it is not installed."""
     return _list_distributions(tuple(sys.path)).get(_normalize_name(distribution))
 
 
@@ -68,9 +68,10 @@ def _normalize_name(distribution: str) -> str:
 
 
 def read_torch_build() -> dict[str, str]:
-    """Return __version__ (with its local part), cuda and hip of the installed torch, as far as it defines them.
+    """Return `__version__` (including its local part), `cuda` and `hip` from the installed torch's version.py.
 
-    The wheel's metadata may lack the local part ("+cpu", "+cu128"), which determines the kernels.
+    Those that it does not define are omitted. The wheel's metadata may lack the local part ("+cpu", "+cu128"), which
+    determines the kernels.
     """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:

@@ -68,7 +68,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def redact_arguments(argv: Sequence[str]) -> list[str]:
-    """Return `argv` with the values of secret options replaced by HIDDEN, and with secrets in other arguments redacted."""
+    """Return `argv` with the values of secret options replaced with HIDDEN, and with secrets in other arguments redacted."""
     shown: list[str] = []
     hidden = False
     for word in argv:
@@ -82,7 +82,7 @@ def redact_arguments(argv: Sequence[str]) -> list[str]:
 
 
 def drop_secret_options(argv: Sequence[str]) -> list[str]:
-    """Return `argv` without options that contain secrets. Templates and snapshots must not hold secrets in memory."""
+    """Return `argv` without options that contain secrets, because templates and snapshots must not hold secrets in memory."""
     options: list[list[str]] = [[]]
     for word in argv:
         if word.startswith("-") and not re.fullmatch(r"-\d.*", word):
@@ -92,7 +92,7 @@ def drop_secret_options(argv: Sequence[str]) -> list[str]:
 
 
 def redact_document(value: object) -> object:
-    """Return a JSON value with secret fields replaced by HIDDEN, and with secrets in its strings redacted."""
+    """Return a JSON value with secret fields replaced with HIDDEN, and with secrets in its strings redacted."""
     if isinstance(value, Mapping):
         return {
             key: HIDDEN
@@ -124,7 +124,7 @@ def redact_text(message: str, environment: Mapping[str, str] | None = None) -> s
 
 
 def redact_query(address: str) -> str:
-    """Return `address` without user and password, and with query values replaced by HIDDEN: a presigned URL is a credential."""
+    """Return `address` without user and password, and with query values hidden: a presigned URL is a credential."""
     shown, query = redact_url(address), address.partition("?")[2]
     if not query:
         return shown
@@ -133,7 +133,7 @@ def redact_query(address: str) -> str:
 
 
 def list_secret_values(environment: Mapping[str, str]) -> list[str]:
-    """Return the values of secret variables, the longest first, because one value may contain another."""
+    """Return the values of secret variables, longest first, because one value may contain another."""
     # A path is the location of a secret, not the secret, and an error message needs it.
     found = {
         value
@@ -144,7 +144,7 @@ def list_secret_values(environment: Mapping[str, str]) -> list[str]:
 
 
 def select_harmless(environment: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
-    """Return the variables in `names` that are set and not secret, neither by name nor by the format of their value."""
+    """Return those variables in `names` that are set and not secret, either by name or by the format of their value."""
     chosen = {name: environment[name] for name in names if name in environment and not is_secret_name(name)}
     return {name: value for name, value in chosen.items() if redact_text(value, environment) == value}
 
@@ -164,7 +164,7 @@ _KEY_CAP = 16 << 10
 
 
 def read_key(file: Path) -> str:
-    """Read an API key from a file and strip surrounding white space.
+    """Read an API key from a file, and strip surrounding whitespace.
 
     Raises:
         UsageError: The file cannot be read, or contains anything but one line of printable ASCII.
@@ -187,7 +187,7 @@ def read_key(file: Path) -> str:
 
 
 def describe_exposure(file: Path) -> str | None:
-    """Return a warning if other users can read a secret file, else None."""
+    """Return a warning if other users can read a secret file, or else None."""
     try:
         exposed = file.stat().st_mode & stat.S_IROTH
     except OSError:

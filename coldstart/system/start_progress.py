@@ -1,6 +1,6 @@
 """Progress of a server start, sent as lines on the pipe on which the server reports readiness.
 
-A line is {"progress": {phase, done, total, unit}}; phases without a counter have no figures. A process reports only if
+A line is {"progress": {phase, done, total, unit}}; phases without a counter have no numbers. A process reports only if
 it, or a process that forked it, has called `start_reporting`: in a spawned process, the descriptor belongs to another
 file. A report never blocks or fails a start. A reader that is too slow misses reports.
 """
@@ -40,7 +40,7 @@ class StartProgress:
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> StartProgress:
-        """Parse the JSON value of a line. Fields of other versions are ignored."""
+        """Parse the JSON value of a line. Fields that other versions added are ignored."""
         return cls(*(document.get(name) for name in cls.__slots__))  # type: ignore[arg-type]
 
     def describe(self) -> str:
@@ -62,7 +62,7 @@ Report = Callable[[StartProgress], object]
 
 
 class ProgressText(str):
-    """Progress line that replaces the previous one of its phase."""
+    """Progress line that replaces the previous line of its phase."""
 
     __slots__ = ()
 
@@ -74,7 +74,7 @@ class LineReader:
         self._descriptor, self._unread = descriptor, b""
 
     def read(self) -> list[dict[str, Any]] | None:
-        """Return the lines that have arrived; None at the end of the pipe. Blocks only if the pipe does."""
+        """Return the lines that have arrived, or None at the end of the pipe. Blocks only if the pipe does."""
         try:
             chunk = os.read(self._descriptor, 1 << 16)
         except BlockingIOError:
@@ -90,7 +90,7 @@ def ignore_progress(progress: StartProgress) -> None:
 
 
 class _ProgressPipe:
-    """This process's own open file of the pipe.
+    """This process's own open file for the pipe.
 
     Its descriptor, -1 at first, is never closed, because another thread may be about to write to it.
     """
@@ -111,7 +111,7 @@ def start_reporting() -> None:
 
 
 def stop_reporting() -> None:
-    """Stop reporting, and release the pipe, because the reader may wait for its end."""
+    """Stop reporting and close this process's end of the pipe, because the reader may be waiting for EOF."""
     is_read, _ProgressPipe.is_read, timeline.on_begin = _ProgressPipe.is_read, False, None
     if is_read:
         with suppress(OSError):
@@ -154,14 +154,14 @@ def write_progress(descriptor: int, progress: StartProgress) -> bool:
 
 
 class ProgressCounter:
-    """Counter that reports the progress of one phase, without errors. Without a `total`, it reports nothing."""
+    """Counter that reports the progress of one phase and never raises an error. Without a `total`, it reports nothing."""
 
     def __init__(self, phase: str, total: int | None, unit: str) -> None:
         self.phase, self.total, self.unit = phase, total, unit
         self._due = 0.0
 
     def report_done(self, done: int) -> None:
-        """Report that `done` of the total are done: the first and the last value, and others at most every INTERVAL_S."""
+        """Report that `done` of the total are done, at most once every INTERVAL_S seconds until all are done."""
         if not _ProgressPipe.is_read or not self.total:
             return
         now = time.monotonic()

@@ -49,7 +49,7 @@ def emit_span(
 
 
 def append_span(path: str | Path, span: Span) -> None:
-    """Append `span` to an events file as one line, atomically, up to MAX_BYTES. Raises OSError."""
+    """Append `span` to an events file atomically, as one line of up to MAX_BYTES. Raises OSError."""
     import json
 
     line = json.dumps({name: getattr(span, name) for name in Span.__slots__}, separators=(",", ":")) + "\n"
@@ -129,14 +129,14 @@ class Timeline:
         return min((span.start_s for span in self.spans), default=0.0)
 
     def sum_phases(self) -> dict[str, float]:
-        """Return the total seconds by span name, in the order of their first start."""
+        """Return the total seconds of the spans of each name, in the order in which they first started."""
         total: dict[str, float] = {}
         for span in sorted(self.spans, key=lambda span: span.start_s):
             total[span.name] = total.get(span.name, 0.0) + span.duration_s
         return total
 
     def find_longest(self, since_s: float = 0.0) -> tuple[str, float] | None:
-        """Return the name and seconds of the longest phase after `since_s`, or None.
+        """Return the name and the seconds of the longest phase after `since_s`, or None if there are no spans.
 
         Each moment counts only for the shortest span that contains it, so a span does not include the time of nested
         spans.
@@ -154,7 +154,7 @@ class Timeline:
         return max(own.items(), key=lambda item: item[1], default=None)
 
     def describe_spans(self, origin_s: float | None = None) -> list[dict[str, object]]:
-        """Return name, track, start and end of each span, in seconds since `origin_s` (default: the earliest start)."""
+        """Return the name, track, start and end of each span, in seconds since `origin_s` (default: the earliest start)."""
         origin = self.origin_s if origin_s is None else origin_s
         return [
             {
@@ -204,7 +204,7 @@ class Timeline:
 
 
 def _push_nested(span: Span, ends: list[float]) -> bool:
-    """Push a span onto a stack of end times if it nests in the open spans. Return whether it does."""
+    """Push a span onto a stack of end times if it nests in the open spans, and return whether it does."""
     while ends and ends[-1] <= span.start_s:
         ends.pop()
     if ends and span.end_s > ends[-1]:

@@ -23,7 +23,7 @@ _ARM_VENDORS = {"0x41": "ARM", "0x61": "Apple", "0x4e": "NVIDIA", "0xc0": "Amper
 
 
 def measure_engine_memory() -> int | None:
-    """Return the bytes of memory that the installed engine can use: RAM or, for a GPU engine, all GPUs; None if unknown."""
+    """Return the size in bytes of the memory that the engine can use (RAM, or the memory of all GPUs), or None if unknown."""
     from coldstart.system import runtime
     from coldstart.system.devices import nvml
     from coldstart.system.proc import processes
@@ -50,13 +50,13 @@ def read_cpu_fields(cpuinfo: str | None = None) -> dict[str, Scalar]:
 
 
 def read_cpu_flags() -> str:
-    """Return all flags of the processor, including those for the kernel: a frozen process may have queried any of them."""
+    """Return all flags of the processor, even those for the kernel, because a frozen process may have queried any of them."""
     with Path("/proc/cpuinfo").open() as file:  # only the first processor's block
         return " ".join(sorted(_split_flags(_parse_first_block(file.read(1 << 13)))))
 
 
 def read_gpu_fields() -> dict[str, Scalar]:
-    """Return the gpu.* fields of the first GPU; empty without a GPU. The number of GPUs is an engine argument.
+    """Return the gpu.* fields of the first GPU, or no fields without a GPU. The number of GPUs is an engine argument.
 
     Raises:
         ColdstartError: A driver is installed, but the first GPU cannot be read, and a key without it would fit every GPU.

@@ -1,9 +1,9 @@
 """NVIDIA GPUs in this process's CUDA device order, read through NVML without a CUDA context or torch.
 
 NVML numbers GPUs by PCI bus. CUDA numbers the GPUs in CUDA_VISIBLE_DEVICES, the fastest first unless CUDA_DEVICE_ORDER is
-PCI_BUS_ID. Both orders agree if all GPUs are of one model. Under MIG, a process sees one instance with its own memory and
-multiprocessors. As in CUDA, enumeration stops at the first GPU that does not respond. Unknown values are omitted. (CUDA
-C++ Programming Guide, "CUDA Environment Variables"; MIG User Guide, "Device Enumeration".)
+PCI_BUS_ID. Both orders agree if all GPUs are the same model. Under MIG, a process sees one instance with its own memory
+and multiprocessors. As in CUDA, enumeration stops at the first GPU that does not respond. Unknown values are omitted.
+(CUDA C++ Programming Guide, "CUDA Environment Variables"; MIG User Guide, "Device Enumeration".)
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Gpu:
 
 @dataclass
 class GpuState:
-    """GPUs of this process in CUDA order, the free memory of each in bytes, and errors while reading them."""
+    """GPUs of this process in CUDA order, the free memory of each GPU in bytes, and errors that occurred while reading them."""
 
     devices: list[Gpu] = field(default_factory=list)
     free_bytes: list[int] = field(default_factory=list)
@@ -49,12 +49,12 @@ class GpuState:
 
 
 def list_gpus() -> list[Gpu]:
-    """Return the GPUs visible to this process; empty without a driver."""
+    """Return the GPUs visible to this process, or none without a driver."""
     return read_gpu_state().devices
 
 
 def read_free_bytes(rank: int = 0) -> int | None:
-    """Return the free memory in bytes of the visible GPU with index `rank`; None without that GPU or a driver."""
+    """Return the free memory in bytes of the visible GPU with index `rank`, or None if there is no such GPU or no driver."""
     free = read_gpu_state().free_bytes
     return free[rank] if rank < len(free) else None
 
@@ -66,7 +66,7 @@ def read_driver_version() -> str | None:
 
 
 def read_gpu_state() -> GpuState:
-    """Return GPUs, free memory and errors, all read at one moment."""
+    """Return the GPUs, their free memory and any errors, all read at the same time."""
     state = GpuState()
     with _library(state) as library:
         if library is None:
@@ -87,10 +87,10 @@ def read_gpu_state() -> GpuState:
 
 
 def read_process_memory() -> dict[int, int | None]:
-    """Return the GPU memory in bytes, over all GPUs of this machine, by PID of the process that uses it.
+    """Return the GPU memory in bytes that each process uses, summed over all GPUs of this machine, by PID.
 
-    The value is None if the driver does not report it. The result is empty without a driver, if a GPU does not respond,
-    and if a PID does not exist in this PID namespace: older drivers report PIDs of the host.
+    A value is None if the driver does not report it. The result is empty without a driver, if a GPU does not respond, or
+    if a PID does not exist in this PID namespace, because older drivers report PIDs of the host.
     """
     found: dict[int, int | None] = {}
     with _library(GpuState()) as library:
@@ -111,7 +111,7 @@ def read_process_memory() -> dict[int, int | None]:
 
 
 def read_tree_memory(pid: int) -> int | None:
-    """Return the GPU memory in bytes of a process and its descendants; None if the driver does not report it.
+    """Return the GPU memory in bytes that a process and its descendants use, or None if the driver does not report it.
 
     Raises ProcessLookupError if the process has exited.
     """
@@ -124,8 +124,8 @@ class PeakMemory:
     """Peak GPU memory of a process and its descendants during a `with` block.
 
     Enter the block before the process allocates GPU memory. If the driver does not report memory by process, as in a
-    container with its own PID namespace, the peak is the decrease in free memory of the visible GPUs, which includes
-    other processes.
+    container with its own PID namespace, the peak is the decrease in free memory of the visible GPUs, which includes the
+    memory of other processes.
     """
 
     INTERVAL_S = 0.25
@@ -139,7 +139,7 @@ class PeakMemory:
 
     @property
     def peak_bytes(self) -> int | None:
-        """Return the peak in bytes; None if no memory was used or no GPU responds."""
+        """Return the peak in bytes, or None if no memory was used or no GPU responds."""
         return self._held or self._missing or None
 
     def __enter__(self) -> PeakMemory:
@@ -187,7 +187,10 @@ def _library(state: GpuState) -> Iterator[Any]:
 
 
 def _list_visible(library: Any, state: GpuState) -> Iterator[Any]:
-    """Yield handles in CUDA's order. The first entry that matches no device ends the list, as in CUDA."""
+    """Yield the handles of the visible GPUs in CUDA's order.
+
+    The first entry that matches no device ends the list, as in CUDA.
+    """
     physical = [library.nvmlDeviceGetHandleByIndex(i) for i in range(library.nvmlDeviceGetCount())]
     wanted = os.environ.get(VISIBLE)
     words = [str(i) for i in range(len(physical))] if wanted is None else wanted.split(",")
@@ -236,7 +239,7 @@ def _list_instances(library: Any, handle: Any) -> Iterator[Any]:
 
 
 def _call_or_none(library: Any, call: Callable[[], Any]) -> Any:
-    """Return None if the driver reports that the object or property does not exist. Other errors are raised.
+    """Return the result of `call`, or None if the driver reports that the object or property does not exist.
 
     Driver 580 reports an invalid argument instead of "not found" for a full GPU where a MIG instance is expected.
     """

@@ -1,8 +1,8 @@
 """Helper process that takes other processes off their CUDA devices and puts them back, with the driver's checkpoints.
 
-It initializes the driver once and has no context, so it needs no memory of a device. It answers each line `STEP PID...` of its
-standard input with one line of JSON: for each PID the name of the driver's error, empty after a success, and the state of the
-process, None if the driver does not report it. It ends with its input. Which steps are taken is decided in `parking`.
+It initializes the driver once and has no context, so it uses no device memory. It answers each line `STEP PID...` on its
+standard input with one line of JSON: for each PID, the name of the driver's error (empty after a success) and the state
+of the process (None if the driver does not report it). It exits at the end of its input. `parking` decides on the steps.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class LockArguments(ctypes.Structure):
 
 
 class Driver:
-    """Calls of the CUDA driver on other processes. Raises OSError or AttributeError for a driver without them."""
+    """Calls of the CUDA driver that act on other processes. Raises OSError or AttributeError for a driver that lacks them."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(LIBRARY)
@@ -41,7 +41,10 @@ class Driver:
             raise OSError(f"the CUDA driver cannot be initialized: {error}")
 
     def perform(self, step: str, pid: int) -> tuple[str, int | None]:
-        """Perform one step on one process. Return the name of the error, empty if there is none, and the state after it."""
+        """Perform one step on one process.
+
+        Return the name of the error (empty if there is none) and the state after the step.
+        """
         error, state = "", ctypes.c_int()
         if step != STATE:
             arguments = ctypes.byref(LockArguments(LOCK_MS)) if step == LOCK else None
@@ -57,7 +60,7 @@ class Driver:
 
 
 def main() -> None:
-    """Report that the driver is ready with one line, the reason why not otherwise, and perform steps until the input ends."""
+    """Print one line that says that the driver is ready, or why it is not. Then perform steps until the input ends."""
     try:
         driver = Driver()
     except (OSError, AttributeError) as error:

@@ -1,8 +1,8 @@
 """Take all processes of an engine off their devices and put them back, as one operation that succeeds or is undone.
 
-The processes are locked together before the first is checkpointed, and all are restored before the first continues, because
-a rank that runs alone waits for the others. The driver keeps the state of each process, so a step that fails is undone from
-those states, and so is a step during which the helper process has died.
+All processes are locked before the first one is checkpointed, and all are restored before the first one continues,
+because a rank that runs alone waits for the others. The driver keeps the state of each process. A step that fails, or
+during which the helper process dies, is undone based on those states.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _UNDO_ATTEMPTS = 3
 
 
 class StepError(Exception):
-    """A step failed, or the helper ended or did not answer."""
+    """A step failed, or the helper exited or did not respond."""
 
 
 class ParkingError(Exception):
@@ -38,7 +38,7 @@ class ParkingError(Exception):
 
 
 def find_limit(driver: str | None) -> tuple[str, str] | None:
-    """Return why this version of the NVIDIA driver cannot park a process, and a hint; None if it can."""
+    """Return why a process cannot be parked with this version of the NVIDIA driver, and a hint, or None if it can."""
     hint = "use the level asleep-1, or update the driver"
     if driver is None:
         return "parking needs an NVIDIA driver, and none answers", "coldstart doctor"
@@ -49,7 +49,7 @@ def find_limit(driver: str | None) -> tuple[str, str] | None:
 
 
 def find_engine_limit(given: Arguments) -> tuple[str, str] | None:
-    """Return why an engine with these vLLM arguments cannot be parked, and a hint; None if it can."""
+    """Return why an engine with the vLLM arguments `given` cannot be parked, and a hint, or None if it can."""
     for name in ("nnodes", "data_parallel_size"):
         if (size := given.value(name, 1)) != 1:
             option = f"--{name}".replace("_", "-")
@@ -61,7 +61,7 @@ def find_engine_limit(given: Arguments) -> tuple[str, str] | None:
 
 
 class Parking:
-    """Processes of one engine, and the helper process that parks them. `pids` are all that use a device."""
+    """Processes of one engine, and the helper process that parks them. `pids` are all processes that use a device."""
 
     def __init__(self, pids: Sequence[int]) -> None:
         self.pids = tuple(pids)
@@ -69,18 +69,18 @@ class Parking:
         self._is_begun = False
 
     def park(self) -> str | None:
-        """Take the processes off their devices. Return why this failed, None if it did not; then all of them run as before.
+        """Take the processes off their devices. Return None, or why this failed; after a failure, all of them run as before.
 
         Raises:
-            ParkingError: Neither this nor its undoing succeeded.
+            ParkingError: Both this operation and its reversal failed.
         """
         return self._move(_PARK, _UNPARK)
 
     def unpark(self) -> str | None:
-        """Put the processes back on their devices. Return why this failed, None if it did not; then all of them are parked.
+        """Put the processes back on their devices. Return None, or why this failed; after a failure, all of them are parked.
 
         Raises:
-            ParkingError: Neither this nor its undoing succeeded.
+            ParkingError: Both this operation and its reversal failed.
         """
         return self._move(_UNPARK, _PARK)
 
@@ -110,7 +110,7 @@ class Parking:
         return None
 
     def _take(self, steps: Steps) -> None:
-        """Take each step with the processes that are in the state before it. Raises StepError."""
+        """Perform each step on the processes that are in the state before it. Raises StepError."""
         states = self._ask(parker.STATE, self.pids)
         for step, before, after in steps:
             if due := [pid for pid in self.pids if states[pid] == before]:
@@ -121,7 +121,7 @@ class Parking:
             raise StepError(f"the processes are in the states {states}")
 
     def _ask(self, step: str, pids: Sequence[int]) -> dict[int, int | None]:
-        """Let the helper perform a step, and return the state of each process after it. Raises StepError."""
+        """Make the helper perform a step, and return the state of each process after it. Raises StepError."""
         if self._helper is not None and self._helper.poll() is not None:
             self.close()
         try:
@@ -155,7 +155,10 @@ def _start() -> subprocess.Popen[bytes]:
 
 
 def _read(helper: subprocess.Popen[bytes]) -> Any:
-    """Return the JSON of the helper's next line. Raises StepError if there is none in time, ValueError if it is incomplete."""
+    """Return the helper's next line, parsed as JSON.
+
+    Raises StepError if none arrives in time, ValueError if it is incomplete.
+    """
     assert helper.stdout is not None
     end = time.monotonic() + _STEP_S
     line = b""

@@ -14,18 +14,18 @@ _ALL = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def choose_local_host(host: str) -> str:
-    """Return the address for a local client to connect to: loopback if the server listens on all addresses."""
+    """Return the host that local clients connect to: the loopback address if the server listens on all addresses."""
     return _ALL.get(host, host)
 
 
 def build_url(host: str, port: object, scheme: str = "http") -> str:
-    """Return the URL, without a path, at which a local client reaches `host`."""
+    """Return the URL, without a path, that local clients of the server at `host` and `port` use."""
     name = choose_local_host(host)
     return f"{scheme}://[{name}]:{port}" if ":" in name else f"{scheme}://{name}:{port}"
 
 
 def explain_port_in_use(host: str, port: int) -> UsageError:
-    """Return the error for an address on which another process listens. Its hint has a free port."""
+    """Return the error for an address on which another process already listens. Its hint suggests a free port."""
     return UsageError(
         f"cannot listen at {host}:{port}: another process listens there",
         hint=f"choose another port: --port {find_free_port()}",
@@ -37,10 +37,10 @@ _SPAN, _TRIES = 16384, 64
 
 
 def find_free_port(host: str = "") -> int:
-    """Return a free TCP port of `host` for a process that will listen on it seconds later.
+    """Return a free TCP port on `host` for a process that will listen on it seconds later.
 
     The port is below the kernel's range of ephemeral ports (ip(7), ip_local_port_range), because an outgoing connection
-    could take a port from that range meanwhile.
+    could take a port from that range in the meantime.
 
     Raises:
         OSError: `host` is not an address of this machine.
@@ -60,9 +60,9 @@ def find_free_port(host: str = "") -> int:
 
 
 def close_listening_sockets() -> int:
-    """Close all TCP sockets on which this process listens, and return their number.
+    """Close all TCP sockets on which this process listens, and return how many there were.
 
-    Their descriptors stay open on an idle eventfd, so that the code that opened them can still close them.
+    Their descriptors then refer to an idle eventfd, so that the code that opened them can still close them.
     """
     closed = 0
     for descriptor in [int(name) for name in os.listdir("/proc/self/fd")]:  # noqa: PTH208

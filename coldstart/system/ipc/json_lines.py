@@ -2,7 +2,7 @@
 
 Lines can carry file descriptors. Large data is sent as a sealed memfd, so that the receiver never waits for a slow sender
 and no process can change the data afterwards. An open connection is a lease: it closes when the other process exits. Only
-the standard library is imported, for clients that run for a few milliseconds.
+the standard library is imported, because some clients run for only a few milliseconds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class MalformedMessageError(PeerError):
 
 
 class Channel:
-    """Connection that sends and receives complete messages with file descriptors. A context manager."""
+    """Connection that sends and receives complete messages with file descriptors. It is a context manager."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
@@ -54,7 +54,7 @@ class Channel:
             self.socket.sendall(memoryview(line)[sent:])
 
     def receive(self, limit: int | None = MAX_LINE) -> list[dict[str, Any]] | None:
-        """Read once and return the messages that are complete; None at the end of the connection.
+        """Read once and return the messages that are now complete, or None at the end of the connection.
 
         Raises:
             MalformedMessageError: A line exceeds `limit` bytes or is not a JSON object, or there are too many
@@ -79,7 +79,7 @@ class Channel:
         return list(map(_parse_object, lines))
 
     def receive_request(self) -> dict[str, Any]:
-        """Return the only message that a client may send first, within PATIENCE_S seconds.
+        """Wait up to PATIENCE_S seconds for a client's request, and return it. A client may send only one message at first.
 
         Raises:
             MalformedMessageError: The message is truncated, longer than MAX_REQUEST bytes, too slow, or followed by
@@ -130,7 +130,7 @@ class Channel:
 def send_available(
     connection: socket.socket, data: bytes | bytearray, descriptors: tuple[int, ...] = ()
 ) -> int:
-    """Send as many bytes as the socket accepts, with `descriptors` on the first one, and return the number.
+    """Send as many bytes as the socket accepts, with `descriptors` attached to the first byte, and return their number.
 
     Raises OSError.
     """
@@ -154,7 +154,7 @@ def encode_message(message: Mapping[str, Any]) -> bytes:
 
 
 def create_sealed_memfd(*parts: bytes) -> int:
-    """Return an immutable memfd with the parts, separated by newlines. The caller closes it."""
+    """Return the descriptor of an immutable memfd that contains the parts, separated by newlines. The caller closes it."""
     descriptor = os.memfd_create("coldstart-request", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         with open(descriptor, "wb", closefd=False) as file:
@@ -167,12 +167,12 @@ def create_sealed_memfd(*parts: bytes) -> int:
 
 
 def read_document(descriptor: int) -> dict[str, Any]:
-    """Read the JSON object in a sealed memfd and close it. Raises MalformedMessageError for any other descriptor."""
+    """Read the JSON object in a sealed memfd, and close the memfd. Raises MalformedMessageError for any other descriptor."""
     return _parse_object(read_body(descriptor)[0])
 
 
 def read_body(descriptor: int) -> tuple[bytes, bytes]:
-    """Read the two parts of a sealed memfd and close it. Raises MalformedMessageError for any other descriptor."""
+    """Read the two parts of a sealed memfd, and close the memfd. Raises MalformedMessageError for any other descriptor."""
     try:
         if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
             raise MalformedMessageError("the descriptor is not sealed")

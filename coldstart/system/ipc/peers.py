@@ -1,4 +1,4 @@
-"""Unix sockets that communicate only with processes of this user or root. Imports only the standard library."""
+"""Unix sockets that communicate only with processes of this user or root. This module imports only the standard library."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Listener:
         return self.socket.fileno()
 
     def accept(self) -> socket.socket | None:
-        """Accept the next connection. Blocks.
+        """Wait for the next connection and return it.
 
         Return None if it was closed, belongs to another user, or no descriptor is free.
         """
@@ -90,7 +90,7 @@ class Listener:
 def _shorten_path(path: Path) -> Iterator[str]:
     """Yield an address for the socket at `path`.
 
-    A path that is too long for the kernel is replaced by one through /proc/self/fd.
+    A path that is too long for the kernel is replaced with a path through /proc/self/fd.
     """
     if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
         yield str(path)

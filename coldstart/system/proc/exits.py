@@ -1,4 +1,4 @@
-"""Exit of a process: its exit code in words, the error in its log, and kills by the kernel for lack of memory."""
+"""Exit of a process: a description of its exit code, the error in its log, and kills by the kernel for lack of memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def describe_exit(code: int) -> str:
 
 
 def count_oom_kills() -> int:
-    """Return the number of out-of-memory kills in this process's control group (version 2), else on the machine."""
+    """Return the number of out-of-memory kills in this process's control group (version 2), or else on the whole machine."""
     counts = map(_read_oom_count, _list_oom_counters())
     return next((count for count in counts if count is not None), 0)
 
@@ -73,7 +73,7 @@ def find_last_error(log: Path) -> str | None:
 
 
 def read_log_tail(log: Path) -> str:
-    """Return the tail of a log, preceded by earlier error lines: the first error is often the cause."""
+    """Return the tail of a log, preceded by earlier lines with errors, because the first error is often the cause."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if not _NOISE.match(line)]
     last = lines[-_END_LINES:]
     named = [match[0] for line in lines[:-_END_LINES] if (match := _CAUSE.search(line))]

@@ -1,4 +1,4 @@
-"""Tie the life of a process to its parent, so that no server outlives its supervisor and no engine its server."""
+"""Tie the life of a process to its parent, so that no server outlives its supervisor, and no engine outlives its server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def die_with_parent(number: int = signal.SIGTERM) -> None:
 
 
 def die_as_a_group() -> None:
-    """Apply `die_with_supervisor` to the leader of a process group, and make its SIGTERM kill the complete group.
+    """Apply `die_with_supervisor` to the leader of a process group, and make its SIGTERM kill the whole group.
 
     In a process that the leader forked, SIGTERM ends only that process.
     """
@@ -37,7 +37,7 @@ def die_as_a_group() -> None:
 
 
 def die_with_supervisor() -> None:
-    """Apply `die_with_parent` in a process that was given its supervisor's PID. Exit at once if the supervisor has exited."""
+    """Apply `die_with_parent` if this process was given its supervisor's PID. Exit at once if the supervisor has exited."""
     die_with_parent()
     supervisor = os.environ.pop(SUPERVISOR_ENV, None)
     if supervisor is not None and os.getppid() != int(supervisor):

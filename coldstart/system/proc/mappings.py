@@ -26,7 +26,7 @@ class Region(NamedTuple):
 
 
 def find_complete_pages(address: int, size: int) -> Region:
-    """Return the pages that are completely in a range; none if it is shorter than two pages."""
+    """Return the pages that lie completely in a range, or none if it is shorter than two pages."""
     start = -(-address // PAGE) * PAGE
     return Region(start, max(0, (address + size) // PAGE * PAGE - start))
 
@@ -40,7 +40,7 @@ def map_memory(
     offset: int = 0,
     is_shared: bool = True,
 ) -> int:
-    """Map `size` bytes of a file, or private memory without one, and return the address; `at` replaces a mapping.
+    """Map `size` bytes of a file, or private memory if no file is given, and return the address. `at` replaces a mapping.
 
     Writes to a file that is mapped with `is_shared` false change only the pages of this process.
 
@@ -64,6 +64,6 @@ def unmap_memory(address: int, size: int) -> None:
 
 
 def free_pages(address: int, size: int) -> None:
-    """Free the pages at `address`: of shared memory, or else of private memory."""
+    """Free the pages at `address`, whether the memory is shared or private."""
     if _LIBC.madvise(address, size, _REMOVE):
         _LIBC.madvise(address, size, mmap.MADV_DONTNEED)

@@ -1,4 +1,4 @@
-"""Memory of this process, and state that it must renew after a fork or a restore.
+"""Memory of this process, and state that the process must renew after a fork or a restore.
 
 The memory functions are optimizations: page faults cost more than the copy. Kernels without the feature ignore them.
 """
@@ -25,21 +25,21 @@ def get_buffer_address(view: memoryview) -> int:
 
 
 def populate_pages(address: int, size: int) -> None:
-    """Map all pages of a mapped range at once, reading missing ones from disk. Releases the GIL (through ctypes)."""
+    """Map all pages of a mapped range at once, reading missing ones from disk. The GIL is released (by ctypes) meanwhile."""
     start = address // _PAGE * _PAGE
     _libc.madvise(start, address + size - start, MADV_POPULATE_READ)
 
 
 def trim_heap() -> None:
-    """Return freed memory to the kernel (glibc only), so that forks and snapshots copy less."""
+    """Return freed memory to the kernel, so that forks and snapshots copy less. This works only with glibc."""
     with suppress(AttributeError):
         _libc.malloc_trim(0)
 
 
 def reseed_random_state() -> None:
-    """Reseed the generators of Python and numpy, and give multiprocessing a new key.
+    """Reseed the random generators of Python and numpy, and give multiprocessing a new key.
 
-    torch's generator is not changed: vLLM seeds it with --seed in every server.
+    torch's generator is not changed, because vLLM seeds it with --seed in every server.
     """
     import numpy
 
@@ -52,8 +52,8 @@ def request_amx_tiles() -> bool:
     """Request permission to use the processor's AMX tiles. Return False if the processor or the kernel does not support them.
 
     Linux grants AMX state to processes that request it (arch_prctl(2), ARCH_REQ_XCOMP_PERM), and to their children. CRIU
-    restores a process without it, and the first tile instruction then raises SIGILL. So a restored process must request
-    it again.
+    restores a process without this permission, and the first tile instruction then raises SIGILL. So a restored process
+    must request it again.
     """
     if platform.machine() != "x86_64":
         return False

@@ -29,7 +29,7 @@ def read_stat_fields(pid: int) -> list[str]:
 
 
 def read_identity(pid: int) -> str | None:
-    """Return an identity that no other process with the same PID has: boot id and start time in clock ticks.
+    """Return an identity that no other process with the same PID has: boot ID and start time in clock ticks.
 
     Return None if the process does not exist or is a zombie.
     """
@@ -42,7 +42,7 @@ def read_identity(pid: int) -> str | None:
 
 
 def is_alive(pid: int, identity: str | None) -> bool:
-    """Return whether the process with this PID and `identity` still runs."""
+    """Return whether the process with this PID and `identity` is still running."""
     return identity is not None and identity == read_identity(pid)
 
 
@@ -63,7 +63,7 @@ def terminate(pid: int, identity: str | None, patience_s: float) -> None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether the process is suspended (state T); False if it does not exist."""
+    """Return whether the process exists and is suspended (state T)."""
     with suppress(OSError):
         return read_stat_fields(pid)[0] == "T"
     return False
@@ -89,7 +89,7 @@ def list_tree(pid: int) -> list[int]:
 
 
 def measure_pss_bytes(pids: Iterable[int]) -> int:
-    """Return the sum of the processes' proportional set sizes in bytes, which divide each shared page among its users.
+    """Return the sum of the processes' proportional set sizes in bytes, in which each shared page is divided among its users.
 
     Processes that have exited or cannot be read count as zero.
     """
@@ -103,7 +103,7 @@ def measure_pss_bytes(pids: Iterable[int]) -> int:
 
 
 def find_outer_pid(guardian: int, inner: int) -> int:
-    """Return the PID in this namespace of the process with PID `inner` in the PID namespace of process `guardian`.
+    """Return the PID in this namespace of the process that has PID `inner` in the PID namespace of the process `guardian`.
 
     Raises:
         ProcessLookupError: The process does not exist.
@@ -131,18 +131,18 @@ def read_total_memory() -> int:
 
 
 def read_meminfo(name: str) -> int:
-    """Return a value from /proc/meminfo in its unit (mostly KiB); 0 if the kernel does not report it."""
+    """Return a value from /proc/meminfo in its unit (usually KiB), or 0 if the kernel does not report it."""
     return int((read_field("/proc/meminfo", name) or "0").split()[0])
 
 
 def read_field(path: str, name: str) -> str:
-    """Return the value of the first line "NAME: VALUE" of a file in /proc; "" if there is none. Raises OSError."""
+    """Return the value of the first line "NAME: VALUE" of a file in /proc, or "" if there is none. Raises OSError."""
     pairs = (line.partition(":") for line in Path(path).read_text().splitlines())
     return next((value.strip() for key, _, value in pairs if key.strip() == name), "")
 
 
 def _control_groups() -> Iterator[tuple[int, int]]:
-    """Yield limit and usage in bytes of this process's control group (version 2) and of each parent group with a limit."""
+    """Yield limit and usage in bytes of this process's control group (version 2) and of each parent with a limit."""
     own = Path("/proc/self/cgroup").read_text().rpartition("0::")[2].strip()
     group = Path("/sys/fs/cgroup") / own.lstrip("/")
     for directory in (group, *group.parents):

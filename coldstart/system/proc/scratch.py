@@ -1,7 +1,7 @@
-"""Directories of one process that are removed when it exits, or after a kill by the next process of the same type.
+"""Directories of one process that are removed when it exits or, if it is killed, by the next process of the same type.
 
-A directory is in use while the process or one of its forks holds the lock in it. The kernel releases the lock with the
-last of them, so reused PIDs and clock changes do not matter.
+A directory is in use while the process or one of its forks holds the lock in it. The kernel releases the lock when the
+last of them exits, so reused PIDs and clock changes do not matter.
 
 vLLM creates sockets and a rendezvous file in the temporary directory and does not remove them. So each server has its own
 directory (`use_scratch_directory`), with a path that is short enough for sockets. If a server is killed, its supervisor
@@ -32,7 +32,7 @@ _PATIENCE_S = 10.0
 
 @contextmanager
 def private_directory(prefix: str) -> Iterator[Path]:
-    """Yield a directory of this process that is removed after the block, or after a kill by `remove_dead_directories`.
+    """Yield a directory of this process that is removed after the block or, after a kill, by `remove_dead_directories`.
 
     Raises the errors of `use_scratch_directory`.
     """
@@ -63,7 +63,7 @@ def use_scratch_directory() -> Iterator[Path]:
 
 
 def remove_dead_directories(ended: int | None = None) -> None:
-    """Remove the directories of killed processes. Wait for forks of the exited server with PID `ended`.
+    """Remove the directories of killed processes. First wait for the forks of the exited server with PID `ended`.
 
     Raises:
         OSError: The directory cannot be read.
@@ -88,12 +88,12 @@ _LOCK = "lock"
 
 @contextmanager
 def create_owned_directory(base: Path, prefix: str = "", *, patience_s: float = 0.0) -> Iterator[Path]:
-    """Yield a new private directory below `base` that contains only its lock. First remove dead directories with that prefix.
+    """Yield a new private directory below `base` that contains only its lock. First remove dead directories with `prefix`.
 
     Args:
         base: Parent directory.
         prefix: Prefix of the directory's name.
-        patience_s: Time in seconds that removal waits for child processes that still write.
+        patience_s: Time in seconds that the removal waits for child processes that are still writing.
 
     Raises:
         OSError: The directory cannot be created.
@@ -114,14 +114,14 @@ def create_owned_directory(base: Path, prefix: str = "", *, patience_s: float = 
 
 
 def remove_dead_below(base: Path, prefix: str = "") -> None:
-    """Remove directories below `base` with this prefix whose process is dead. Raises OSError."""
+    """Remove directories below `base` that have this prefix and whose process is dead. Raises OSError."""
     if base.is_dir():
         with files.hold_lock(base / _GATE):
             remove_dead(base, prefix)
 
 
 def remove_dead(base: Path, prefix: str, patience_s: float = 0.0) -> list[str]:
-    """Remove directories of dead processes. Return the PIDs of living owners. The caller holds the lock of `base`."""
+    """Remove the directories of dead processes, and return the PIDs of living owners. The caller holds the lock of `base`."""
     owners = []
     for directory in filter(Path.is_dir, base.glob(f"{prefix}*")):
         if (lock := files.try_lock(directory / _LOCK)) is not None:
@@ -136,7 +136,7 @@ def remove_dead(base: Path, prefix: str, patience_s: float = 0.0) -> list[str]:
 
 
 def _remove(directory: Path, patience_s: float) -> None:
-    """Remove the directory, repeatedly while child processes still write to it. The next process removes the rest."""
+    """Remove the directory, retrying while child processes still write to it. The next process removes what is left."""
     deadline_s = time.monotonic() + patience_s
     shutil.rmtree(directory, ignore_errors=True)
     while directory.exists() and time.monotonic() < deadline_s:

@@ -1,8 +1,8 @@
-"""Memory of this process that others share: regions of equal content are backed by one sealed memory file.
+"""Memory of this process that other processes share: regions with equal contents are backed by one sealed memory file.
 
-The process that publishes copies its regions into the file and maps the file over them. Another process maps the file over
-each of its own regions with the same bytes. All maps are private, so a write changes only the copy of the writer, and the
-seals prevent every other change of the file. Callers pass only regions that no thread writes meanwhile.
+The process that publishes copies its regions into the file and maps the file over them. Another process maps the file
+over each of its own regions with the same bytes. All mappings are private, so a write changes only the copy of the
+writer, and the seals prevent all other changes to the file. Callers pass only regions that no thread writes to meanwhile.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Places = dict[str, Region]
 
 
 def fingerprint(region: Region) -> str:
-    """Return a digest of the size and of three pages of complete pages, by which equal regions find each other."""
+    """Return a digest of the size of a region and of three of its complete pages. Equal regions have equal digests."""
     digest = hashlib.blake2b(str(region.size).encode(), digest_size=16)
     for page in (0, region.size // PAGE // 2, region.size // PAGE - 1):
         digest.update(ctypes.string_at(region.address + page * PAGE, PAGE))
@@ -41,9 +41,9 @@ def fingerprint(region: Region) -> str:
 
 @contextmanager
 def separate_allocations() -> Iterator[None]:
-    """Give each allocation of SEPARATE bytes or more that fits no hole of the heap pages of its own, with glibc.
+    """Make glibc place each allocation of at least SEPARATE bytes on its own pages, unless it fits into a hole of the heap.
 
-    Afterwards the thresholds are those that glibc reaches by itself when large allocations are freed.
+    Afterwards, the thresholds are those that glibc itself reaches when large allocations are freed.
     """
     change = getattr(_libc, "mallopt", lambda *_: 0)
     change(_M_MMAP_THRESHOLD, SEPARATE)
@@ -55,7 +55,7 @@ def separate_allocations() -> Iterator[None]:
 
 
 def list_anonymous() -> list[Region]:
-    """Return the private, writable memory of this process that no file backs, in order of address."""
+    """Return the private, writable memory of this process that no file backs, in order of addresses."""
     found = []
     for line in Path("/proc/self/maps").read_text().splitlines():
         place, access, _, _, inode, *name = line.split()
@@ -66,7 +66,7 @@ def list_anonymous() -> list[Region]:
 
 
 def subtract(regions: Iterable[Region], others: Iterable[Region]) -> list[Region]:
-    """Return the parts of `regions` outside `others`; both are in order of address."""
+    """Return the parts of `regions` that are outside `others`. Both are in order of addresses."""
     left, rest = list[Region](), list(others)
     for region in regions:
         start, end = region.address, region.address + region.size
@@ -82,9 +82,9 @@ def subtract(regions: Iterable[Region], others: Iterable[Region]) -> list[Region
 
 
 def find_allocation(regions: Iterable[Region], size: int) -> Region | None:
-    """Return the pages of an allocation of `size` bytes that glibc has mapped by itself in one of the regions, if any.
+    """Return the pages of an allocation of `size` bytes that glibc mapped separately in one of the regions, or None.
 
-    The kernel merges neighbouring mappings, such as one of Python's own arenas, so it may be only a part of a region.
+    The kernel merges neighboring mappings, such as one of Python's own arenas, so it may be only a part of a region.
     """
     for region in regions:
         end = region.address + region.size
@@ -96,9 +96,9 @@ def find_allocation(regions: Iterable[Region], size: int) -> Region | None:
 
 
 def _read_mapped_chunk(address: int) -> int:
-    """Return the size in bytes of the chunk that glibc has mapped at a page, 0 if there is none.
+    """Return the size in bytes of the chunk that glibc mapped at a page, or 0 if there is none.
 
-    In front of the allocation, glibc writes the number of bytes that it skipped for the alignment, and the rest of the size
+    In front of the allocation, glibc writes the number of bytes that it skipped for the alignment, and the remaining size
     with a flag.
     """
     words = memoryview(ctypes.string_at(address, PAGE)).cast("L")
@@ -110,7 +110,7 @@ def _read_mapped_chunk(address: int) -> int:
 
 
 def publish(regions: Iterable[Region]) -> tuple[int, Places]:
-    """Move regions into a new sealed file; return its descriptor and their places there. Raises OSError."""
+    """Move regions into a new sealed file. Return its descriptor, and the places of the regions in it. Raises OSError."""
     descriptor, places, end = (
         os.memfd_create("coldstart-shared", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING),
         {},
@@ -137,7 +137,7 @@ def publish(regions: Iterable[Region]) -> tuple[int, Places]:
 
 
 def is_sealed(descriptor: int) -> bool:
-    """Return whether the content of a memory file can no longer change."""
+    """Return whether the contents of a memory file can no longer change."""
     try:
         return fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS == _SEALS
     except OSError:  # no memory file
@@ -145,7 +145,7 @@ def is_sealed(descriptor: int) -> bool:
 
 
 def adopt(region: Region, descriptor: int, places: Places) -> bool:
-    """Back a region by the file if that has the same bytes; return whether it does. Raises OSError, ValueError."""
+    """Back a region with the file if the file has the same bytes, and return whether it has. Raises OSError, ValueError."""
     place = places.get(fingerprint(region))
     if place is None or place.size != region.size:
         return False

@@ -1,4 +1,4 @@
-"""Process with its descendants: whether one of them is suspended, and SIGKILL for all of them.
+"""A process with its descendants: whether one of them is suspended, and SIGKILL for all of them.
 
 psutil identifies a process by PID and start time, so no signal reaches another process with a reused PID.
 """
@@ -31,7 +31,7 @@ class ProcessTree:
                 self._seen.add(process)
 
     def list_processes(self) -> set[psutil.Process]:
-        """Return the living processes and remember them, because descendants of a dead process cannot be found later."""
+        """Return the living processes, and remember them, because the descendants of a dead process cannot be found later."""
         for one in list(self._seen):
             with suppress(psutil.Error):
                 self._seen.update(one.children(recursive=True))
@@ -44,7 +44,7 @@ class ProcessTree:
         return any(processes.is_stopped(one.pid) for one in self.list_processes())
 
     def kill(self) -> None:
-        """Send SIGKILL to every process, parents first. It also ends suspended processes."""
+        """Send SIGKILL, which also ends suspended processes, to every process, parents first."""
         # Creation times are too coarse: a child forked at once has its parent's.
         for one in sorted(self.list_processes(), key=_count_ancestors):
             with suppress(psutil.Error):

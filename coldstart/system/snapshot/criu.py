@@ -1,6 +1,6 @@
 """Find the CRIU program, check that it may run here, and run it.
 
-COLDSTART_CRIU sets the path of another CRIU than the one in PATH.
+COLDSTART_CRIU specifies a CRIU program to use instead of the one in PATH.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def find_command() -> list[str]:
 
 
 def explain_unavailable() -> str | None:
-    """Return why processes cannot be checkpointed or restored here, or None."""
+    """Return why processes cannot be checkpointed or restored here, or None if they can."""
     found = _find_missing_requirement()
     return found[0] if found else None
 
 
 def suggest_fix() -> str | None:
-    """Return a hint how to fix the reason that `explain_unavailable` returns, or None."""
+    """Return a hint that explains how to fix the reason that `explain_unavailable` returns, or None."""
     found = _find_missing_requirement()
     return found[1] if found else None
 
@@ -70,7 +70,7 @@ def _find_missing_requirement() -> tuple[str, str] | None:
 
 @functools.cache
 def read_version(program: str) -> str | None:
-    """Return the version that the program reports, such as "4.2.1", or None if it reports none."""
+    """Return the version that the program reports, such as "4.2.1", or None if it does not report one."""
     try:
         report = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
     except OSError:
@@ -83,7 +83,7 @@ def list_options() -> list[str]:
     """Return the options that every dump and restore needs on this machine.
 
     CRIU raises its open-file limit to the kernel's maximum and exits if it may not, as in most containers, which lack
-    CAP_SYS_RESOURCE. With --unprivileged it keeps its limit, and needs only the capabilities that this module checks.
+    CAP_SYS_RESOURCE. With --unprivileged it keeps its limit, and needs only the capabilities that this module checks for.
     """
     most, hard = int(_NR_OPEN.read_text()), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     may_raise = _read_capabilities() & _RESOURCE

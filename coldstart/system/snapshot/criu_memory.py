@@ -6,7 +6,7 @@ becomes a private mapping of MEMORY_FILE. Its pages come from the page cache on 
 A write copies the page. Only the checkpoint image changes, and the process does not run meanwhile.
 
 Formats: CRIU's images `mm`, `pagemap` and `files` (criu/images/*.proto): eight bytes of magic, then protobuf messages,
-each preceded by its length. protobuf copies fields that are not listed here unchanged.
+each preceded by its length. protobuf keeps fields that are not listed here unchanged.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def _is_plain(vma: Any) -> bool:
 
 
 def _remap(space: Any, filed: list[_Run], offsets: Mapping[int, int], file: int) -> None:
-    """Replace each run of `filed` in the address space by a mapping of the file with the number `file`."""
+    """Replace each run in `filed` in the address space with a mapping of the file that has the number `file`."""
     by_vma: dict[int, list[_Run]] = {}
     for run in filed:
         by_vma.setdefault(run.vma, []).append(run)
@@ -174,7 +174,7 @@ def _remap(space: Any, filed: list[_Run], offsets: Mapping[int, int], file: int)
 
 
 def _build_file_entry(opened: list[Any], mapped: Path, size: int) -> Any:
-    """Build the `files` entry of a file opened for reading, with the owner of another regular file."""
+    """Build the `files` entry of a file that is open for reading, with the same owner as another regular file."""
     regular = next((one.reg for one in opened if one.HasField("reg")), None)
     if regular is None:
         raise UnknownImageError("the process has no regular file open")
@@ -218,7 +218,7 @@ def _copy_changed(message: Any, **fields: int) -> Any:
 
 
 def _read_messages(image: Path, first: str, others: str = "") -> list[Any]:
-    """Read the messages of an image: the first in the format `first`, the others in the format `others` (default: the same)."""
+    """Read the messages of an image: the first in the format `first`, and the others in `others` (default: the same)."""
     from google.protobuf.message import DecodeError
 
     data, messages, at = image.read_bytes(), list[Any](), _MAGIC

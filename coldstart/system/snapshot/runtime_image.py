@@ -1,7 +1,7 @@
-"""Checkpoint images of processes with the runtime imported: location, permission to read them, and removal.
+"""Checkpoint images of processes that have imported the runtime: location, permission to read them, and removal.
 
 Each interpreter with its package versions has one image without a model (launch/runtime_snapshot.py), below the cache
-root. So has each bundle whose engine was checkpointed here (materialize/freeze.py).
+root. So does each bundle whose engine was checkpointed here (materialize/freeze.py).
 
 An image is memory that will run as this user. So it is read only on the machine that created it, from a directory of this
 user with mode 0700 whose files are unchanged (file_state.py). fingerprint.py checks whether it fits the installed
@@ -45,18 +45,18 @@ class ProcessImage:
 
 
 def choose_image_directory(root: Path) -> Path:
-    """Return the directory below `root` of the image for this interpreter and its versions. It may not exist."""
+    """Return the directory below `root` for the image of this interpreter and its packages. It may not exist."""
     which = {"executable": sys.executable, **runtime.read_runtime_fields()}
     return root / hashlib.sha256(json.dumps(which, sort_keys=True).encode()).hexdigest()
 
 
 def choose_engine_image_directory(runtimes: Path, bundle_digest: str) -> Path:
-    """Return the directory, beside `runtimes`, of the image of an engine built from a bundle. It may not exist."""
+    """Return the directory, next to `runtimes`, for the image of an engine started from a bundle. It may not exist."""
     return runtimes.with_name("snapshots") / bundle_digest.removeprefix("sha256:")
 
 
 def explain_unreadable(image: Path) -> str | None:
-    """Return why the image in the directory `image` must not be read, or None."""
+    """Return why the image in the directory `image` must not be read, or None if it may be read."""
     if not image.is_dir():
         return f"{image} does not exist"
     if (reason := ownership.ensure_private_directory(image)) is not None:
@@ -99,13 +99,13 @@ def publish_image(image: Path) -> Iterator[Path]:
 
 
 def list_images(root: Path) -> Iterator[ProcessImage]:
-    """Yield a description of every image below `root`, of any interpreter."""
+    """Yield a description of every image below `root`, whatever its interpreter."""
     directories = sorted(root.glob("[0-9a-f]*")) if root.is_dir() else []
     yield from map(describe_image, directories)
 
 
 def describe_image(directory: Path) -> ProcessImage:
-    """Describe the image in `directory`, and whether it fits this machine. Raises OSError if it does not exist."""
+    """Describe the image in `directory`, and whether it can be restored here. Raises OSError if it does not exist."""
     try:
         about = canonical.read_json(directory / ABOUT)
         python, vllm, made = (str(about[name]) for name in ("python", "vllm", "made"))
@@ -116,7 +116,7 @@ def describe_image(directory: Path) -> ProcessImage:
 
 
 def remove_image(image: Path) -> None:
-    """Remove the image in a directory and its record."""
+    """Remove the image in the directory `image`, and its record."""
     shutil.rmtree(image, ignore_errors=True)
     file_state.locate_record(_KIND, image).unlink(missing_ok=True)
 

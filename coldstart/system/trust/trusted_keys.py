@@ -4,7 +4,7 @@ Keys are identified by the fingerprint of their content, never by their file nam
 
 A bundle whose signature was verified with a key is trusted as long as the key is: the digest of a manifest covers the
 complete bundle, and signatures do not expire. Verifications are recorded in the state directory, which does not move with
-a cache. They save each start the import of a cryptography library.
+a cache. With such a record, a start need not import a cryptography library.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DIGITS = re.compile(r"[0-9a-f]{12,32}")
 
 @dataclass(frozen=True)
 class TrustedKey:
-    """Public key in the trust directory. `problem` is the reason why it cannot be used, or None."""
+    """Public key in the trust directory. `problem` is the reason why it cannot be used, or None if it can."""
 
     file: str
     name: str
@@ -59,7 +59,7 @@ def list_keys() -> list[TrustedKey]:
 
 
 def add_key(file: Path, name: str) -> TrustedKey:
-    """Trust the public key (PEM) in `file`.
+    """Trust the public key in the PEM file `file` under the name `name`, and return it.
 
     Raises:
         InvalidNameError: `name` is not a plain name.
@@ -81,7 +81,7 @@ def add_key(file: Path, name: str) -> TrustedKey:
 
 
 def remove_keys(query: str) -> list[TrustedKey]:
-    """Stop trusting a key, under all names that it was added with.
+    """Stop trusting a key, under all names with which it was added.
 
     Args:
         query: Its name or file, its fingerprint, or at least 12 hex digits of the fingerprint.

@@ -47,7 +47,7 @@ def unpack_section(
         root: Parent of unpacked directories.
         trust: Check whether the bundle may provide code.
         refused: Receives the reason why an existing directory was not reused.
-        exact: Use only `root`, no other location.
+        exact: Use only `root`, not another location.
 
     Raises:
         BundleError: The section cannot be extracted, or the bundle is not trusted (UntrustedError).
@@ -116,7 +116,7 @@ def _remove_existing(place: Path) -> None:
 
 @contextmanager
 def _restrict_umask() -> Iterator[None]:
-    """Create all files and directories in the block with access for their owner only."""
+    """Make all files and directories that are created in the block accessible to their owner only."""
     previous = os.umask(0o077)
     try:
         yield

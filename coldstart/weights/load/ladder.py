@@ -59,7 +59,7 @@ def begin_report() -> LoadReport:
 
 
 def describe_last() -> dict[str, Any]:
-    """Return the latest report as JSON data; {} if this process did not use the load format `coldstart`."""
+    """Return the latest report as JSON data, or {} if this process did not use the load format `coldstart`."""
     return _last[0].document() if _last else {}
 
 

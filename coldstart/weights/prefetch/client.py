@@ -233,7 +233,7 @@ def _spawn(path: Path) -> socket.socket:
 
 
 def _read_log(path: Path) -> str:
-    """Return the last line of the ended prefetcher's log to append to an error; "" if the log is empty."""
+    """Return the last line of the ended prefetcher's log to append to an error, or "" if the log is empty."""
     with suppress(OSError):
         if lines := path.with_suffix(".log").read_text(errors="replace").splitlines():
             return f"; its log ends: {lines[-1]}"

@@ -127,7 +127,7 @@ class HttpSource:
 
 
 def _find_fault(given: Mapping[str, str], size: int, start: int, end: int) -> str:
-    """Return why the headers of a response with status 206 are not those of bytes [start, end) of a file; "" if they are."""
+    """Return why the headers of a response with status 206 are not those of bytes [start, end) of a file, or "" if they are."""
     unit, _, rest = given.get("Content-Range", "").partition(" ")
     span, _, total = rest.partition("/")
     if unit != "bytes" or span != f"{start}-{end - 1}":

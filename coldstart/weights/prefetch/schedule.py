@@ -80,7 +80,7 @@ class Board:
         return lease.done < len(lease.wanted)
 
     def pick(self, leases: Iterable[Lease], available: Callable[[Lease], bool]) -> range | None:
-        """Return the next checks to fetch, which follow each other in a file; None if there are none.
+        """Return the next checks to fetch, which follow each other in a file, or None if there are none.
 
         Args:
             leases: All leases, in order of arrival.
