@@ -54,10 +54,7 @@ class Replayable:
 
 
 class Restorer:
-    """Restorer of the graphs of one bundle in one process.
-
-    `fallbacks` has the reason for each graph that was not restored.
-    """
+    """Restorer of the graphs of one bundle in one process. `fallbacks` has the reason for each graph not restored."""
 
     def __init__(self, directory: Path, driver: CudaDriver, framework: TorchFramework) -> None:
         self.directory, self.driver, self.framework = directory, driver, framework

@@ -7,9 +7,9 @@ priority = -10                  # smaller is served earlier; requests without a 
 header = "X-Class: interactive" # name and value of a request header
 [batch]
 priority = 10
-key_file = "/run/keys/batch"    # file of an API key, absolute, or relative to this file
+key_file = "/run/keys/batch"    # file that contains an API key; a relative path starts at this file's directory
 
-Invariant: errors contain no key, and the duration of a comparison does not depend on the key.
+Invariant: error messages contain no key, and the time that a comparison takes does not depend on the key.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from coldstart.scheduling.deadline import MAX_CLIENT_PRIORITY
 from coldstart.system.secrets import read_key
 
 Header = tuple[bytes, bytes]
-"""Name in lower case and value, as ASGI has them."""
+"""Header name in lower case, and value, both as ASGI provides them."""
 _EXAMPLE = 'write [NAME], priority = 10 and header = "X-Class: batch", or key_file = "FILE", below it'
 
 
 class Classes:
-    """Request classes of one file. Raises UsageError if the file cannot be read or a class is invalid."""
+    """Request classes defined in one file. Raises UsageError if the file cannot be read or a class is invalid."""
 
     def __init__(self, file: Path) -> None:
         try:
@@ -59,7 +59,7 @@ class Classes:
 
 
 def _parse(table: object, folder: Path) -> tuple[Header, int]:
-    """Return the header and the priority of a class. Raises ValueError, whose message continues the name of the class."""
+    """Return the header and priority of a class. Raises ValueError with a message that continues the class name."""
     members = dict(table) if isinstance(table, dict) else {}
     priority = members.pop("priority", None)
     if type(priority) is not int or not -MAX_CLIENT_PRIORITY <= priority <= MAX_CLIENT_PRIORITY:

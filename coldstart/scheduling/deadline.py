@@ -1,7 +1,8 @@
 """Order requests by deadline: the arrival time plus `factor` times the prefill time of the uncached prompt.
 
-Invariant: a request can overtake an earlier request of equal client priority only if it arrives less than `slack_s`
-seconds later. So no request starves, and short prompts wait less for long ones. Output lengths are not predicted.
+Invariant: a request can overtake an earlier request of equal client priority only if it arrives within the slack
+(`slack_s`) of the earlier one. So no request starves, and short prompts wait less for long ones. Output lengths are not
+predicted.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ from coldstart.scheduling.profile import IterationProfile
 PRIORITY_SPAN_US = 1 << 52
 """Distance between two client priorities in microseconds; any deadline before the year 2112 is smaller."""
 MAX_CLIENT_PRIORITY = 2047
-"""Largest client priority that fits into a signed 64-bit integer; larger ones are clamped."""
+"""Largest client priority whose encoding fits into a signed 64-bit integer; larger ones are clamped."""
 CHUNK_TOKENS = 128
 
 
 class RecentPrefixes:
-    """Estimate of vLLM's prefix cache, kept outside the engine: prefixes of recent prompts in chunks of CHUNK_TOKENS."""
+    """Estimate of vLLM's prefix cache, made outside the engine from the recent prompts in chunks of CHUNK_TOKENS."""
 
     def __init__(self, tokens: int) -> None:
         self._chunks, self._max_chunks = OrderedDict[int, None](), tokens // CHUNK_TOKENS
 
     def add(self, prompt: Sequence[int]) -> int:
-        """Add a prompt; return the length in tokens of the prefix that it shares with earlier prompts."""
+        """Add a prompt, and return the length in tokens of the prefix that it shares with earlier prompts."""
         prefix = cached = 0
         # The last token is always computed.
         for end in range(CHUNK_TOKENS, len(prompt), CHUNK_TOKENS):
@@ -42,8 +43,8 @@ class RecentPrefixes:
 class Deadlines:
     """Deadlines encoded as priorities for vLLM's `--scheduling-policy priority`, which serves the smallest value first.
 
-    With `slo_s`, a deadline is at most the latest start of the prefill that meets a TTFT of `slo_s` seconds.
-    `cache_tokens` is the size of the prefix cache in tokens, or 0.
+    With `slo_s`, a deadline is no later than the latest start of the prefill that meets a TTFT of `slo_s` seconds.
+    `cache_tokens` is the size of the prefix cache in tokens, or 0 if there is none.
     """
 
     def __init__(
@@ -53,13 +54,13 @@ class Deadlines:
         self._recent = RecentPrefixes(cache_tokens)
 
     def slack_s(self, tokens: int) -> float:
-        """Return the seconds between the arrival and the deadline of a prompt with `tokens` uncached tokens."""
+        """Return the time in seconds between the arrival and the deadline of a prompt with `tokens` uncached tokens."""
         prefill_s = self.profile.prefill(tokens)
         slack_s = self.factor * prefill_s
         return slack_s if self.slo_s is None else min(slack_s, max(0.0, self.slo_s - prefill_s))
 
     def priority(self, arrival_s: float, prompt: Sequence[int], client_priority: int = 0) -> int:
-        """Return the priority of a new request: its deadline in microseconds, rounded down.
+        """Return the priority of a new request, which encodes its deadline in microseconds, rounded down.
 
         `client_priority` takes precedence: deadlines order only requests with equal client priorities.
         """

@@ -1,6 +1,6 @@
-"""Declared settings: help text, command-line option and valid range, in the metadata of dataclass fields.
+"""Declared settings: the help text, command-line option and valid range in the metadata of dataclass fields.
 
-The command line generates an option from each declaration, and values are checked against the declared range.
+The command line generates an option from each declaration, and each value is checked against the declared range.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 class Setting(NamedTuple):
     """Declaration of a setting: its help text, command-line option and valid range.
 
-    `flag` is the option, and `unit` the placeholder for its value in the help. Valid values are at least `minimum`, at
-    most `maximum`, and greater than `exclusive_minimum`. The policies in `unused_by` ignore the setting. Simulated
-    servers ignore a setting with `live`.
+    `flag` is the option, and `unit` the placeholder for its value in the help text. A valid value is at least `minimum`,
+    at most `maximum`, and greater than `exclusive_minimum`. The policies in `unused_by` ignore the setting. If `live` is
+    True, simulated servers ignore it.
     """
 
     description: str
@@ -40,7 +40,7 @@ class Setting(NamedTuple):
         return f"{self.description} Range: {bounds}." if bounds else self.description
 
     def require(self, name: str, value: Any) -> None:
-        """Raise ValueError if `value` is outside the valid range; None is always valid."""
+        """Raise ValueError if `value` is not valid; None is always valid."""
         if value is None or self._is_allowed(value):
             return
         expected = f"one of {', '.join(self.choices)}" if self.choices else self._describe_range()
@@ -60,11 +60,11 @@ class Setting(NamedTuple):
 
 
 def setting(default: object, description: str, flag: str = "", unit: str | None = None, **more: Any) -> Any:
-    """Return a dataclass field that declares a setting; `more` are additional fields of Setting."""
+    """Return a dataclass field that declares a setting; `more` contains additional fields of Setting."""
     return field(default=default, metadata={"setting": Setting(description, flag, unit, **more)})
 
 
 def list_settings(dataclass_type: Any) -> Iterator[tuple[str, Setting]]:
-    """Yield the name and declaration of each setting in a dataclass or an instance of one."""
+    """Yield the name and declaration of each setting in a dataclass type or in an instance of one."""
     declared = ((one.name, one.metadata.get("setting")) for one in fields(dataclass_type))
     return ((name, one) for name, one in declared if one is not None)

@@ -1,7 +1,7 @@
 """Scheduling state of a request.
 
-Invariant: 0 <= computed <= context, where context = prompt + generated tokens. `computed` counts the tokens whose KV is in
-device memory, so the next iteration computes context - computed tokens.
+Invariant: 0 <= computed <= context, where context = prompt + generated tokens. `computed` is the number of tokens whose KV
+is in device memory, so the next iteration computes context - computed tokens.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from coldstart.scheduling.profile import IterationProfile
 class Job:
     """Scheduling state of an unfinished request.
 
-    `priority` is set by the client: a job with a negative priority stays in the first queue, and a job with priority n > 0
-    joins level n or lower. `attained_s` is its service in seconds since it entered its queue. `within_prompt` is True if its
-    latest iteration computed a prompt chunk other than the last.
+    `priority` is set by the client: a job with a negative priority stays in the first queue, and a job with priority n >
+    0 joins level n or lower. `attained_s` is the service in seconds that it has received since it entered its queue.
+    `within_prompt` is True if its latest iteration computed a prompt chunk other than the last.
     """
 
     id: str
@@ -40,7 +40,7 @@ class Job:
 
     @property
     def pending(self) -> int:
-        """Return the number of tokens that the next iteration computes, after prefix-cache hits."""
+        """Return the number of tokens that the next iteration computes, not counting prefix cache hits."""
         return max(1, self.context - max(self.computed, self.cached_tokens))
 
     @property
@@ -48,5 +48,5 @@ class Job:
         return self.pending > 1 or self.generated == 0
 
     def next_s(self, profile: IterationProfile, batch: int = 1) -> float:
-        """Return the predicted time of the job's next iteration in seconds."""
+        """Return the predicted duration of the job's next iteration in seconds."""
         return profile.prefill(self.pending) if self.prefilling else profile.decode(batch)

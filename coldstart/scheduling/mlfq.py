@@ -2,13 +2,14 @@
 
 Invariants: a job is in exactly one queue, at level job.level, and joins the highest queue whose quantum covers its first
 iteration. A job is demoted only after it has used its quantum, by at least eta levels and to a level whose quantum covers its
-next iteration. A job without service for alpha seconds moves to the tail of Q1; in the tempered form, alpha doubles with each
-such promotion of the job. The chunks of a prompt count as one iteration of the paper: their times add up, and the job is not
-demoted between them.
+next iteration. A job without service for alpha seconds moves to the tail of Q1; in the tempered variant, alpha doubles with
+each such promotion of the job. The chunks of a prompt together count as one iteration in the sense of the paper: their
+times add up, and the job is not demoted between them.
 
-Equations: the quantum of a queue is twice that of the one above. ENST(i), the estimated next scheduled time of job i, is
-min(T_promote(i), T_execute(i)), and T_execute(i) = 1/B * sum over jobs j of higher priority of the quanta from j's level down
-to i's, exclusive. T_execute depends on the level alone, so one pass over the queues gives it for every job.
+Equations: the quantum of a queue is twice that of the queue above. ENST(i), the estimated next scheduled time of job i, is
+min(T_promote(i), T_execute(i)). T_promote(i) is the time until job i is promoted, B is the batch size, and T_execute(i) =
+1/B * sum over jobs j of higher priority of the quanta from j's level down to i's, exclusive. T_execute depends only on the
+level, so one pass over the queues gives it for every job.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from coldstart.scheduling.settings import SchedulerSettings
 
 DECODE_TOKENS_COVERED = 4096
 """Tokens that a job can decode before it reaches the last queue, with the default number of levels."""
-# Measurements of one iteration differ in the last digits; equal times must get equal levels.
+# Measured times of the same iteration differ in the last digits, but must lead to the same level.
 _SLACK = 1 - 1e-9
 
 
 class SkipJoinMlfq:
-    """Queues Q1 to Qn of unfinished jobs, with `quanta` in seconds; iterating yields every job, highest priority first.
+    """Queues Q1 to Qn of unfinished jobs, with `quanta` in seconds. Iterating yields every job, highest priority first.
 
-    The engine calls `add` on arrival, `add_service` for each job that ran after each iteration, `tick` before each
-    decision, and `remove` at the end. Times are in seconds on one clock. `moved` counts promotions and demotions that
-    changed the order.
+    The engine calls `add` when a job arrives, `add_service` after each iteration for each job that ran, `tick` before
+    each decision, and `remove` when a job ends. Times are in seconds on one clock. `moved` counts the moves between
+    queues.
     """
 
     def __init__(self, profile: IterationProfile, settings: SchedulerSettings | None = None) -> None:
@@ -46,11 +47,11 @@ class SkipJoinMlfq:
         self._quantum_limits = [quantum * _SLACK for quantum in self.quanta]
         self.queues = [OrderedDict[str, Job]() for _ in self.quanta]
         self.demotions = self.promotions = self.moved = 0
-        # The jobs below Q1 by patience, each sorted by unserved_since, which `_mark_served` sets to now.
+        # Jobs below Q1, grouped by patience factor; each group is sorted by unserved_since, which `_mark_served` sets to now.
         self._unserved: dict[float, OrderedDict[str, Job]] = {}
         self._patience_growth = 2.0 if s.mlfq == "tempered" else 1.0
         self._promoted: set[str] = set()
-        # Predicted prefill time of each job whose prompt is not computed, beyond the shortest iteration.
+        # Predicted prefill time, beyond the shortest iteration, of each job whose prompt is not computed yet.
         self._prefill_s: dict[str, float] = {}
         self._total_prefill_s = 0.0
 
@@ -77,7 +78,7 @@ class SkipJoinMlfq:
         self._total_prefill_s -= self._prefill_s.pop(job.id, 0.0)
 
     def add_service(self, job: Job, seconds: float, now: float) -> None:
-        """Record `seconds` of service that ended at `now`; demote the job if its quantum is used."""
+        """Record `seconds` of service that ended at `now`, and demote the job if it has used its quantum."""
         job.attained_s += seconds
         self._mark_served(job, now)
         if job.id in self._prefill_s:
@@ -86,7 +87,7 @@ class SkipJoinMlfq:
             self._demote(job)
 
     def add_decode_step(self, jobs: Iterable[Job], seconds: float, now: float) -> None:
-        """Record an iteration that generated one token for each job; equivalent to `add_service`, but three times as fast."""
+        """Record an iteration that generated one token for each job. This is `add_service`, but three times as fast."""
         used, unserved, growth = self._quantum_limits, self._unserved, self._patience_growth
         for job in jobs:
             job.generated += 1
@@ -99,7 +100,7 @@ class SkipJoinMlfq:
                 self._demote(job)
 
     def tick(self, now: float, batch: int) -> None:
-        """Promote starved jobs to the first queue."""
+        """Promote starved jobs to the first queue; `batch` is the batch size."""
         limit = self.alpha(batch)
         for patience, same_patience in sorted(self._unserved.items()):
             while same_patience:
@@ -112,15 +113,17 @@ class SkipJoinMlfq:
     def _patience_factor(self, job: Job) -> float:
         """Return the factor by which the job's starvation limit is multiplied.
 
-        Promoted jobs evict others, which evict them when promoted in turn. In the tempered form the limit doubles with each
-        promotion, so a request that lives for T seconds is promoted at most log2(1 + T / alpha) times.
+        Promoted jobs evict other jobs, which evict them in turn when they are promoted. In the tempered variant, the
+        limit doubles with each promotion, so a request that lives for T seconds is promoted at most log2(1 + T / alpha)
+        times.
         """
         return float(self._patience_growth**job.promotions)
 
     def alpha(self, batch: int) -> float:
         """Return the current starvation limit in seconds.
 
-        The load is the time to give each job one iteration: decoding jobs share iterations, and prefill times add up.
+        The load is the time that one iteration for each job takes: decoding jobs share iterations, and prefill times add
+        up.
         """
         load_s = len(self) / batch * self.profile.decode(batch) + max(0.0, self._total_prefill_s)
         return max(self.settings.alpha_s, self.settings.alpha_growth * load_s)
@@ -170,7 +173,7 @@ class SkipJoinMlfq:
             self.demotions += 1
 
     def _promote(self, job: Job, now: float, batch: int) -> bool:
-        """Move a starved job to Q1; return False if Q1 already holds the allowed number of promoted jobs."""
+        """Move a starved job to Q1. Return False if Q1 already contains the maximum number of promoted jobs."""
         if len(self._promoted) + 1 > max(1.0, self.settings.promoted_share * batch):
             return False
         self._move(job, 0)
@@ -188,7 +191,7 @@ class SkipJoinMlfq:
             self._prefill_s[job.id] = left_s = job.next_s(self.profile) - self.profile.shortest_s
             self._total_prefill_s += left_s
         if not self._prefill_s:
-            self._total_prefill_s = 0.0  # without the rounding errors of the sum
+            self._total_prefill_s = 0.0  # drop the rounding errors of the sum
 
     def _mark_served(self, job: Job, now: float) -> None:
         job.unserved_since = now
@@ -201,10 +204,10 @@ class SkipJoinMlfq:
 class OrderAlternation:
     """Alternation between the policy's order and arrival order, which gets `share` of the time.
 
-    Invariant: |time in arrival order - share * total time| is at most one iteration, or one run of iterations that kept
-    the order. In its share of the time, arrival order makes each job progress at least as under FCFS. With enough KV
-    memory and iterations of equal cost, each latency is at most 1/share times that of FCFS, plus two iterations; with
-    unequal costs this is approximate.
+    Invariant: |time in arrival order - share * total time| is at most the time of one iteration, or of one run of
+    iterations in the same order. During its share, arrival order makes each job progress at least as under FCFS. With
+    enough KV memory and iterations of equal cost, each latency is at most 1/share times that of FCFS, plus two
+    iterations; with unequal costs, this is approximate.
     """
 
     def __init__(self, share: float) -> None:
@@ -217,6 +220,6 @@ class OrderAlternation:
         self._arrival_order_s += seconds * self._uses_arrival_order
 
     def choose_arrival_order(self) -> bool:
-        """Decide whether the next iteration serves requests in arrival order."""
+        """Decide whether the next iteration serves requests in arrival order, and return the decision."""
         self._uses_arrival_order = self.share > 0 and self._arrival_order_s <= self.share * self._total_s
         return self._uses_arrival_order

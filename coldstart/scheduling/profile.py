@@ -1,6 +1,6 @@
-"""Iteration times, t(prefill tokens) and t(decode batch), interpolated between measured points.
+"""Iteration times as functions of the prefill tokens and of the decode batch size, interpolated between measured points.
 
-Invariant: both curves are non-decreasing, so a longer prompt never predicts a shorter first iteration
+Invariant: both curves are non-decreasing, so the predicted first iteration of a longer prompt is never shorter
 (FastServe, section 4.1: the job profiler).
 """
 
@@ -16,10 +16,10 @@ import msgspec
 Point = tuple[float, float]
 
 CONTEXT_SHARE = 1e-5
-"""Extra iteration time per token of context, as a share of a one-request iteration.
+"""Extra iteration time per token of context, as a share of the time of an iteration with one request.
 
-It corresponds to 131 kB of KV per token and 16 GB of weights, as in a bfloat16 model of 8e9 parameters with
-grouped-query attention (groups of four); an iteration reads both at the same bandwidth.
+It corresponds to 131 kB of KV per token and 16 GB of weights, as in a bfloat16 model with 8e9 parameters and
+grouped-query attention (groups of four). An iteration reads both at the same bandwidth.
 """
 
 
@@ -28,7 +28,7 @@ class ProfileError(ValueError):
 
 
 class _Section(msgspec.Struct):
-    """Section `iterations` of a bundle: lists of [size, seconds]."""
+    """The `iterations` section of a bundle: lists of [size, seconds]."""
 
     prefill: list[Point]
     decode: list[Point]
@@ -43,9 +43,10 @@ class Curve:
 
     @classmethod
     def from_points(cls, points: Iterable[tuple[float, float]], name: str) -> Curve:
-        """Build a curve from points, lowering each y to the minimum of itself and all y at larger x.
+        """Build a curve from points. Replace each y by the minimum of itself and all y at larger x.
 
-        Noise only lengthens measurements, so the lower value is more accurate. Raises ProfileError.
+        Noise only lengthens measured times, so the lower value is more accurate. Raises ProfileError if a point is
+        invalid.
         """
         ordered = sorted((float(x), float(y)) for x, y in points)
         if not ordered:
@@ -67,10 +68,9 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class IterationProfile:
-    """Iteration times in seconds, of one model on one machine.
+    """Iteration times of one model on one machine, in seconds.
 
-    `prefill` maps the number of prompt tokens in an iteration to seconds. `decode` maps the number of decoding requests to
-    seconds.
+    `prefill` maps the number of prompt tokens in an iteration to seconds, and `decode` the number of decoding requests.
     """
 
     prefill: Curve
@@ -82,7 +82,7 @@ class IterationProfile:
 
     @classmethod
     def parse(cls, document: object) -> IterationProfile:
-        """Parse a bundle's `iterations` section; ignore unknown fields. Raises ProfileError."""
+        """Parse a bundle's `iterations` section, and ignore unknown fields. Raises ProfileError if it is invalid."""
         try:
             found = msgspec.convert(document, _Section)
         except (
@@ -99,13 +99,13 @@ class IterationProfile:
 
     @property
     def shortest_s(self) -> float:
-        """Return the shortest iteration time in seconds: the quantum of the first queue."""
+        """Return the shortest iteration time in seconds, which is the default quantum of the first queue."""
         return min(self.prefill.ys[0], self.decode.ys[0])
 
     def iteration_s(self, prefill_tokens: int, decode_batch: int) -> float:
-        """Return the time of one mixed iteration in seconds.
+        """Return the time of one iteration with prefill tokens and decoding requests, in seconds.
 
-        Both parts share one pass over the weights, so the smaller minimum time is counted once.
+        Both parts share one pass over the weights, so the smaller of their minimum times is counted only once.
         """
         if not prefill_tokens:
             return self.decode(decode_batch) if decode_batch else 0.0
@@ -118,4 +118,4 @@ class IterationProfile:
 FALLBACK_PROFILE = IterationProfile.create(
     [(1, 0.025), (512, 0.1), (8192, 1.6)], [(1, 0.025), (64, 0.04), (256, 0.08)]
 )
-"""Profile for servers without a measured one. Queues depend only on ratios, so a plausible shape suffices."""
+"""Profile for servers without a measured profile. Queues depend only on ratios, so a plausible shape suffices."""

@@ -1,12 +1,12 @@
-"""Measure an iteration profile within a time budget: choose sizes and repetitions.
+"""Measure an iteration profile within a time budget, and choose the sizes and repetitions.
 
 Small sizes are measured first: most iterations are small, the shortest iteration is the quantum of the first
-queue, and a curve is extrapolated after its last point. The first round measures sizes in ascending order
-until half of the budget is used. Later rounds repeat a measured size if the remaining budget also covers the
-later rounds of all smaller sizes.
+queue, and a curve is extrapolated beyond its last point. The first round measures sizes in ascending order
+until half of the budget is used. Later rounds measure a size again if the remaining budget also
+covers the later rounds of all smaller sizes.
 
-Noise lengthens iterations for periods of time. Every round measures every size that fits, so that no size is measured only
-during a noisy period, and the fastest measurement counts.
+Noise lengthens iterations during some periods. Every round measures every size that fits, so that no size is measured
+only during a noisy period, and the fastest measurement counts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Measure = Callable[[str, int], float]
 
 @dataclass
 class Profiler:
-    """Measurements by (curve, size), in seconds: `fastest` is the iteration time, `cost` the time one measurement takes."""
+    """Measurements by (curve, size), in seconds. `fastest` is the iteration time, and `cost` the time to measure it."""
 
     measure: Measure
     budget_s: float
@@ -34,10 +34,10 @@ class Profiler:
     rounds: int = 0
 
     def run(self, sizes: Mapping[str, Sequence[int]], max_rounds: int = ROUNDS) -> dict[str, object]:
-        """Measure the `sizes` of each curve in at most `max_rounds` rounds; return the `iterations` section.
+        """Measure the `sizes` of each curve in at most `max_rounds` rounds, and return the `iterations` section.
 
-        The section contains the points, the number of rounds that measured all sizes, the used seconds and the budget, and
-        the omitted sizes. The smallest size of each curve is always measured once.
+        The section contains the measured points, the number of rounds that measured all sizes, the seconds used, the
+        budget, and the omitted sizes. The smallest size of each curve is always measured at least once.
         """
         started_s = self.now()
         order = sorted(
@@ -68,7 +68,7 @@ class Profiler:
                 self.omitted_sizes.append(key)
 
     def _repeat_round(self, end: float, later_rounds: int) -> bool:
-        """Run another round, reserving time for `later_rounds`; return whether it measured every size."""
+        """Run another round, reserving time for `later_rounds` more, and return whether it measured every size."""
         fitting, smaller_s = 0, 0.0
         for key in list(self.fastest):
             if self.now() + self.cost[key] + later_rounds * smaller_s <= end:
@@ -84,6 +84,6 @@ class Profiler:
         self.fastest[key] = min(self.fastest.get(key, float("inf")), seconds)
 
     def _estimate_cost_s(self, kind: str, size: int) -> float | None:
-        """Return an upper bound of a measurement's cost in seconds, scaled from the next smaller size; None if unknown."""
+        """Return an upper bound of a measurement's cost in seconds, scaled from the next smaller size, or None if unknown."""
         measured_size = max((below for of, below in self.cost if of == kind), default=None)
         return self.cost[kind, measured_size] * size / measured_size if measured_size else None

@@ -1,7 +1,7 @@
-"""Number of KV blocks to keep free for bursts (FastServe, section 4.2: sized from recent arrivals).
+"""Number of KV blocks to keep free for bursts, computed from recent arrivals (FastServe, section 4.2).
 
-Equation: reserve = q-quantile of the blocks requested per window, over recent windows as long as one KV load: the blocks
-that are requested while a load frees memory. A higher quantile reserves for larger bursts.
+Equation: reserve = q-quantile of the blocks requested per window, over recent windows that are as long as one KV load. So
+the reserve covers the requests that arrive while a load frees memory. A higher quantile covers larger bursts.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ _AVERAGE_WEIGHT = 0.2
 
 
 class ArrivalReserve:
-    """Number of KV blocks to reserve, computed from the arrivals of the last `history` windows.
+    """Number of KV blocks to reserve, computed from the arrivals in the last `history` windows.
 
-    `window_s` is the latency of a load in seconds: initially FIRST_WINDOW_S, then a moving average of measurements.
+    `window_s` is the duration of a load in seconds: initially FIRST_WINDOW_S, then a moving average of measurements.
     """
 
     def __init__(self, quantile: float = 0.9, window_s: float = FIRST_WINDOW_S, history: int = 256) -> None:
@@ -34,7 +34,7 @@ class ArrivalReserve:
         self.window_s = max(1e-6, self.window_s + _AVERAGE_WEIGHT * (seconds - self.window_s))
 
     def blocks(self, now: float) -> int:
-        """Return the number of blocks to keep free at `now`; recomputed once per window."""
+        """Return the number of blocks to keep free at `now`, which is recomputed once per window."""
         if now >= self._valid_until:
             self._blocks, self._valid_until = self._compute_quantile(now), now + self.window_s
         return self._blocks

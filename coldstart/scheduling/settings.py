@@ -1,7 +1,7 @@
 """Scheduler settings, declared once for the command line, the server's arguments and the simulated engine.
 
-Each field of `SchedulerSettings` carries a `Setting` with its help, option, unit and range.
-Invariant: an unknown field or a value out of range is an error, so no setting is silently ignored.
+Each field of `SchedulerSettings` has a `Setting` with its help text, option, unit and range.
+Invariant: an unknown field or a value that is out of range is an error, so no setting is silently ignored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from coldstart.scheduling.profile import IterationProfile
 
 KEY = "coldstart_scheduler"
-"""Key of the settings in vLLM's --additional-config."""
+"""Key of the scheduler settings in vLLM's --additional-config."""
 
 FCFS, MLFQ, DEADLINE = "fcfs", "skip-join-mlfq", "deadline"
 AUTO = "auto"
@@ -38,11 +38,11 @@ _STRATEGIES_USING = {"reserve_quantile": STRATEGIES[:1], "host_bytes": STRATEGIE
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
-    """Scheduling policy and its settings; fields without an option are set only through vLLM's --additional-config.
+    """Scheduling policy and its settings. Fields without an option are set only through vLLM's --additional-config.
 
-    `alpha_s` is FastServe's starvation limit. A fixed limit turns the queues into round robin once every request waits longer.
-    The tempered limit is therefore max(alpha_s, alpha_scale * time to give every request one iteration), and the first queue
-    holds at most `promoted_cap` * batch promoted requests.
+    `alpha_s` is FastServe's starvation limit. A fixed limit turns the queues into round robin once every request waits
+    longer than the limit. The tempered limit is therefore max(alpha_s, alpha_scale * time to give every request one
+    iteration), and the first queue contains at most `promoted_cap` * batch promoted requests.
     """
 
     policy: str = setting(
@@ -197,7 +197,7 @@ class SchedulerSettings:
 
     @classmethod
     def read(cls, additional_config: object) -> SchedulerSettings:
-        """Read the settings from the value of --additional-config.
+        """Read the settings from the value of --additional-config, and check them.
 
         Raises:
             ValueError: A field is unknown or a value is out of range.
@@ -211,7 +211,7 @@ class SchedulerSettings:
         return settings
 
     def additional_config(self) -> dict[str, object]:
-        """Return the value for --additional-config, without host_bytes, which is part of --kv-transfer-config."""
+        """Return the value of --additional-config, without host_bytes, which is part of --kv-transfer-config."""
         default = type(self)()
         changed = {name: value for name, value in asdict(self).items() if value != getattr(default, name)}
         changed.pop("host_bytes", None)
@@ -239,7 +239,7 @@ class SchedulerSettings:
         return FALLBACK_PROFILE if self.profile is None else IterationProfile.parse(self.profile)
 
     def deadlines(self, cache_tokens: int) -> Deadlines:
-        """Return the deadlines of a server with a prefix cache of `cache_tokens` tokens."""
+        """Return the deadlines for a server whose prefix cache has `cache_tokens` tokens."""
         from coldstart.scheduling.deadline import Deadlines
 
         return Deadlines(self.iteration_profile(), self.factor, self.slo_s, cache_tokens)
@@ -277,5 +277,5 @@ def needs_front_end_hooks(additional_config: object) -> tuple[bool, bool]:
 
 
 def options(*, live: bool = True) -> Iterator[tuple[str, Setting]]:
-    """Yield the fields that have a command-line option; without `live`, only those that apply to simulated servers."""
+    """Yield the fields that have a command-line option. Without `live`, yield only those for simulated servers."""
     return ((name, one) for name, one in list_settings(SchedulerSettings) if one.flag and live >= one.live)

@@ -1,8 +1,8 @@
 """Predict how another scheduling order would serve the traffic of a running server (`--shadow`).
 
-Recently finished requests are replayed in both orders on a queue model: an engine with a batch limit, a token budget and KV
-memory, whose iteration times come from the profile. Prompts are computed in chunks alongside decoding requests. When memory
-is full, the request that is last in the order is preempted and recomputed, as in vLLM.
+Recently finished requests are replayed in both orders on a queue model: an engine with a batch limit, a token budget and
+KV memory, whose iteration times come from the profile. Prompts are computed in chunks, in the same iterations as decoding
+requests. When memory is full, the request that is last in the order is preempted and recomputed, as in vLLM.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MIN_REQUESTS, MAX_REQUESTS = 50, 500
 
 
 class FinishedRequest(NamedTuple):
-    """Finished request: arrival time and TTFT (time to first token) in seconds, and token counts."""
+    """Finished request: its arrival time and TTFT (time to first token) in seconds, and its token counts."""
 
     arrival_s: float
     prompt: int
@@ -32,17 +32,18 @@ class FinishedRequest(NamedTuple):
 
 
 class ReplayedTimes(NamedTuple):
-    """Replayed TTFT and latency of each request, in seconds."""
+    """TTFT and latency of each replayed request, in seconds."""
 
     ttft_s: list[float]
     latency_s: list[float]
 
 
 class Prediction(NamedTuple):
-    """Predicted gains: replayed times in the server's order over those in the other order; above 1 the other is faster.
+    """Predicted gains: times in the server's order divided by those in the other order (above 1, the other is faster).
 
-    `ttft_gain` compares the mean TTFT, `longest_gain` the mean latency of the tenth of requests with the longest outputs.
-    `model_ratio` is the replayed mean TTFT in the server's order over the measured one: the error of the model.
+    `ttft_gain` compares the mean TTFT, and `longest_gain` the mean latency of the tenth of requests with the longest
+    outputs. `model_ratio` is the replayed mean TTFT in the server's order divided by the measured one: the error of the
+    model.
     """
 
     requests: int
@@ -52,12 +53,12 @@ class Prediction(NamedTuple):
 
 
 SortKey = Callable[[FinishedRequest], float]
-"""Sort key of requests; the smallest is served first."""
+"""Function that returns the sort key of a request; the request with the smallest key is served first."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueModel:
-    """Queue model of an engine; each token of context of a decoding request adds `context_s` seconds to an iteration."""
+    """Queue model of an engine. Each context token of a decoding request adds `context_s` seconds to an iteration."""
 
     profile: IterationProfile
     batch: int
@@ -68,7 +69,7 @@ class QueueModel:
     def replay(
         self, requests: Sequence[FinishedRequest], key: SortKey, kind: type[QueueReplay] | None = None
     ) -> ReplayedTimes:
-        """Replay requests, which must be in order of arrival. A request that never fits the KV memory is served alone."""
+        """Replay requests, which must be in order of arrival. A request that exceeds the KV memory runs alone."""
         run = (kind or QueueReplay)(self, requests, key)
         while run.step():
             pass
@@ -80,7 +81,7 @@ class QueueModel:
 
 
 class Shadow:
-    """Recently finished requests, which are replayed in arrival order and in deadline order."""
+    """Recently finished requests, to be replayed in arrival order and in deadline order."""
 
     def __init__(self, model: QueueModel, slack_s: Callable[[int], float], *, serves_deadlines: bool) -> None:
         self._model, self._slack_s, self._serves_deadlines = model, slack_s, serves_deadlines
@@ -91,7 +92,7 @@ class Shadow:
         self._requests.append(request)
 
     def predict(self) -> Prediction | None:
-        """Predict how the other order would serve the recent requests; return None with fewer than MIN_REQUESTS requests."""
+        """Predict how the other order would serve the recent requests, or return None if there are fewer than MIN_REQUESTS."""
         requests = sorted(self._requests)
         if len(requests) < MIN_REQUESTS:
             return None
@@ -120,7 +121,7 @@ class Shadow:
 
 @dataclass(slots=True)
 class QueueReplay:
-    """State of a replay. Lists are indexed by request: `pending` tokens to compute, `remaining` tokens to generate."""
+    """State of a replay. Lists are indexed by request: `pending` are tokens to compute, `remaining` tokens to generate."""
 
     model: QueueModel
     requests: Sequence[FinishedRequest]
@@ -146,7 +147,7 @@ class QueueReplay:
         self.first_token_times, self.end_times = [inf] * len(self.requests), [inf] * len(self.requests)
 
     def step(self) -> bool:
-        """Simulate iterations until the next event; return whether requests remain."""
+        """Simulate iterations until the next event. Return False if no request is left."""
         if not self.running and not self.waiting:
             if self.arrived_count == len(self.requests):
                 return False
@@ -198,7 +199,7 @@ class QueueReplay:
                 budget -= min(budget, self.pending[number])
 
     def _count_uniform_steps(self, decoding: list[int], seconds: float) -> int:
-        """Return the number of equal iterations until a request ends or is admitted, or memory is full."""
+        """Return the number of equal iterations until a request ends or is admitted, or until memory is full."""
         steps = min(self.remaining[number] for number in decoding)
         if self.arrived_count < len(self.requests) and len(self.running) < self.model.batch:
             steps = min(steps, ceil((self.requests[self.arrived_count].arrival_s - self.now) / seconds))

@@ -1,1 +1,1 @@
-"""CUDA graphs in vLLM's workers: names of memory, integration points, recording and restoring."""
+"""CUDA graphs in vLLM's workers: names of memory, hooks into vLLM, recording and restoring."""

@@ -1,12 +1,12 @@
 """Capture most CUDA graphs after the server is ready, one at a time between its steps (`serve --capture deferred`).
 
-Before the server is ready, vLLM captures the largest size, which determines the size of the graphs' memory pool, and
-FIRST_SIZES. The other sizes are hidden from vLLM's dispatch, so such batches run without a graph. Afterwards, each call
-of `capture_next` runs vLLM's own `capture_model` for one size.
+Before the server is ready, vLLM captures FIRST_SIZES and the largest size, which determines the size of the graphs' memory
+pool. The other sizes are hidden from vLLM's dispatch, so their batches run without a graph. Afterwards, each call of
+`capture_next` runs vLLM's own `capture_model` for one size.
 
 Invariants: all ranks dispatch alike, because a graph becomes visible in the call after its capture, and only if every
-rank captured it. After a failed capture, no further sizes are captured, and they keep running without graphs. A capture
-runs the model with dummy inputs whose KV slots vLLM sets to -1, so it does not write the KV cache of running requests.
+rank captured it. After a failed capture, no further sizes are captured, and their batches run without graphs. A capture
+runs the model with dummy inputs whose KV slots vLLM sets to -1, so it does not write to the KV cache of requests.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from coldstart.vllm.graphs.hooks import log
 ALL_BEFORE = "vLLM captures all CUDA graphs before the server is ready"
 FIRST_SIZES = (1, 2, 4, 8)
 QUIET_TIMEOUT_S, POLL_S = 1.0, 0.01
-"""Longest wait for an idle engine before each capture, and the polling interval, in seconds."""
+"""Maximum wait for an idle engine before each capture, and polling interval, in seconds."""
 CaptureItem = tuple[Any, Any]
 """Mode and batch descriptor of one graph."""
 
@@ -51,13 +51,13 @@ class CaptureList:
         self._draw()
 
     def _draw(self) -> None:
-        """Let dispatch use all graphs that are not hidden, in vLLM's order."""
+        """Let vLLM dispatch all graphs that are not hidden, in vLLM's order."""
         rows = {key: [d for d in every if d not in self._hidden] for key, every in self._all.items()}
         self._manager._candidates = rows
 
     @contextmanager
     def limit_capture(self, items: Sequence[CaptureItem]) -> Iterator[None]:
-        """Make vLLM capture only `items` in this block."""
+        """Make vLLM capture only `items` while this block runs."""
         saved, self._manager._capture_descs = self._manager._capture_descs, _by_mode(items)
         try:
             yield
@@ -66,7 +66,7 @@ class CaptureList:
 
 
 def find_incompatibility(runner: Any) -> str | None:
-    """Return why the graph capture of this runner cannot be deferred, or None."""
+    """Return the reason why the graph capture of this runner cannot be deferred, or None if it can."""
     config = runner.vllm_config
     if config.speculative_config is not None:
         return "a draft model has its own graphs"
@@ -80,7 +80,7 @@ def find_incompatibility(runner: Any) -> str | None:
 
 
 class DeferredCapture:
-    """Capture session that captures the first sizes before the server is ready, and one more with each `capture_next`."""
+    """Capture session that captures the first sizes before the server is ready, and one more size per `capture_next` call."""
 
     def __init__(self) -> None:
         self._waiting, self._captured = list[CaptureItem](), list[CaptureItem]()
@@ -89,7 +89,7 @@ class DeferredCapture:
         self.fallbacks: dict[str, str] = {}
 
     def run(self, runner: Any, capture: Callable[[], Any]) -> Any:
-        """Run vLLM's `capture` for the first sizes and hide the others; capture all sizes if they cannot be deferred."""
+        """Run vLLM's `capture` for the first sizes, and hide the others. If capture cannot be deferred, capture all sizes."""
         if reason := find_incompatibility(runner):
             self.fallbacks["*"] = f"{ALL_BEFORE}: {reason}"
             return capture()
@@ -102,9 +102,9 @@ class DeferredCapture:
             return capture()
 
     def capture_next(self, all_captured: bool) -> dict[str, Any]:
-        """Show the last captured graph if all ranks captured it, else drop it and all later ones; capture the next graph.
+        """Show the last captured graph if all ranks captured it, else drop it and all later ones. Capture the next graph.
 
-        Return `left`, the number of graphs that are not visible so far, and `error`, the reason of a failed capture.
+        Return `left`, the number of graphs that are not visible yet, and `error`, the reason why a capture failed.
         """
         if self._sizes is None:
             return {"left": 0, "error": None}
@@ -132,7 +132,7 @@ class DeferredCapture:
 def split_items(items: Sequence[CaptureItem]) -> tuple[list[CaptureItem], list[CaptureItem]]:
     """Return the graphs to capture before the server is ready, in vLLM's order, and the later ones, smallest first.
 
-    Batches are small at first, so small sizes are needed first. Both graphs of a size are captured one after the other.
+    Batches are small at first, so small sizes are needed first. All graphs of one size are captured one after another.
     """
     largest = {mode: max(one.num_tokens for one in rows) for mode, rows in _by_mode(items).items()}
     first = [item for item in items if item[1].num_tokens in (*FIRST_SIZES, largest[item[0]])]
@@ -141,10 +141,10 @@ def split_items(items: Sequence[CaptureItem]) -> tuple[list[CaptureItem], list[C
 
 
 async def capture_remaining(engine: Any) -> None:
-    """Make the workers of a serving engine capture their remaining graphs. Log errors; never raise.
+    """Make the workers of a serving engine capture their remaining graphs. Log errors, and never raise them.
 
-    Each capture runs between two steps. It waits for an idle engine for up to QUIET_TIMEOUT_S, and afterwards leaves the
-    engine to requests for as long as the capture took.
+    Each capture runs between two steps. It waits for an idle engine for up to QUIET_TIMEOUT_S seconds, and afterwards
+    leaves the engine to requests for as long as the capture took.
     """
     agreed, left = True, 1
     try:

@@ -1,4 +1,4 @@
-"""Entry point that vLLM loads in each of its processes (`vllm.general_plugins`): adds worker reports and hooks graphs."""
+"""Entry point that vLLM loads in each of its processes (`vllm.general_plugins`): adds worker reports and graph hooks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from coldstart.contract.environment import PLAN
 
 
 def register() -> None:
-    """Hook vLLM if the launch plan requests it; without a launch plan, return immediately."""
+    """Hook vLLM as the launch plan requests. Without a launch plan, do nothing."""
     if not PLAN.read():
         return
     from coldstart.contract.graphs import WORKER_REPORT, EngineTask

@@ -1,7 +1,7 @@
 """Hook the capture of CUDA graphs by vLLM's CudaGraphManager.
 
-A model runner receives the restored full graphs, and skips warm-up and capture of exactly their batch descriptors. All
-other descriptors and managers are captured as usual. vLLM only calls .replay() on the stored graphs. Piecewise graphs are
+A model runner receives the restored full graphs, and skips warm-up and capture for exactly their batch descriptors. All
+other descriptors and managers are captured as usual. vLLM only calls .replay() on the restored graphs. Piecewise graphs are
 not restored, because each piece reads memory that the previous piece wrote.
 """
 
@@ -22,7 +22,7 @@ MODULE = "vllm.v1.worker.gpu.cudagraph_utils"
 
 
 def require_support() -> None:
-    """Raise GraphRefusedError if graphs were not tested with this vLLM. This imports no vLLM module."""
+    """Raise GraphRefusedError if graphs were not tested with this vLLM version. This does not import vLLM."""
     if reason := compat.check("graphs"):
         raise GraphRefusedError(reason)
 
@@ -46,7 +46,7 @@ def check_runner(runner: Any) -> None:
 
 
 def build_graph_key(descriptor: Any) -> str:
-    """Return the graph key of a batch descriptor: its mode and all fields that are not defaults."""
+    """Return the graph key of a batch descriptor: its mode and all fields that differ from their defaults."""
     names = [n for n in descriptor.__dataclass_fields__ if n != "cg_mode" and getattr(descriptor, n)]
     return f"{descriptor.cg_mode.name}:" + ",".join(f"{n}={getattr(descriptor, n)}" for n in names)
 
@@ -57,18 +57,18 @@ def is_full_graph(descriptor: Any) -> bool:
 
 
 CaptureReplacement = Callable[[Mapping[str, Any], Callable[..., Any], Callable[[], None]], None]
-"""Function that runs instead of a capture. It receives the descriptors of all full graphs by key, vLLM's function that
-writes the inputs of a descriptor, and the capture."""
+"""Function that replaces a capture. It receives the descriptors of all full graphs by key, vLLM's function that writes the
+inputs of a descriptor, and vLLM's own capture."""
 
 
 @contextlib.contextmanager
 def replace_capture(runner: Any, replacement: CaptureReplacement) -> Iterator[None]:
-    """In this block, call `replacement` where this runner captures its graphs.
+    """Call `replacement` instead of this runner's graph capture while this block runs.
 
     Only the runner's own manager is affected: the managers of draft models inherit its method and have the same keys.
 
     Raises:
-        GraphRefusedError: This vLLM lacks the method; nothing was patched.
+        GraphRefusedError: This vLLM lacks the method, and nothing was patched.
     """
     kind: Any = getattr(sys.modules.get(MODULE), "CudaGraphManager", None)
     original = getattr(kind, "capture", None)
@@ -99,9 +99,9 @@ def capture_unrestored(
     write: object,
     capture: Callable[[], None],
 ) -> None:
-    """Give the manager the restored `graphs` by key, and capture the others; `full` are the descriptors by key."""
+    """Give the manager the restored `graphs` by key, and capture the others. `full` maps graph keys to descriptors."""
     restored = {full[key]: graph for key, graph in graphs.items() if key in full}
-    # Dispatch reads this list again later.
+    # vLLM's dispatch reads these lists again later.
     saved = {mode: list(rows) for mode, rows in manager._capture_descs.items()}
     for mode, rows in saved.items():
         manager._capture_descs[mode] = [row for row in rows if row not in restored]

@@ -1,11 +1,11 @@
-"""KV cache size of a GPU engine, stored in the bundle (MEDUSA, section 6).
+"""KV cache size of a GPU engine, which the bundle stores (MEDUSA, section 6).
 
-vLLM's start-up plan can set the size instead of profiling the GPU, but its file name depends on the model path. This
-module sets the size at the same place from the bundle's plan for the rank, minus the memory that other processes use now.
-The plan records the vLLM version and the GPU of the measurement.
+vLLM's start-up plan can set the size instead of profiling the GPU, but its file name depends on the model path. At the
+same point, this module sets the size from the bundle's plan for the rank, minus the memory that other processes use now.
+The plan records the vLLM version and the GPU that it was measured with.
 
-Plans are measured in a start with warm caches, because profiling would count the peak memory of a compilation as the
-model's. Both values are reduced by a margin, because graphs are bound to the size and must not need another one.
+Plans are measured in a start with warm caches, because profiling would otherwise count the peak memory of a compilation as
+the model's. Both values are reduced by a margin, because graphs depend on the size, which must therefore fit each start.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 from coldstart.graphs.errors import AlteredTableError, GraphRefusedError
 
 MARGIN_BYTES = 256 << 20
-# Smallest usable share of the planned size; below it, vLLM's profiling decides whether the model fits.
+# Minimum share of the planned size; below it, vLLM's profiling decides whether the model fits.
 MIN_SHARE = 0.25
 
 
@@ -27,7 +27,7 @@ Size = Annotated[int, msgspec.Meta(gt=0)]
 
 
 class KvPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """KV cache plan of one rank, in bytes; `vllm` and `device` are the version and the GPU of the measurement."""
+    """KV cache plan of one rank; sizes are in bytes. It was measured with vLLM version `vllm` on GPU `device`."""
 
     rank: Annotated[int, msgspec.Meta(ge=0)]
     kv_cache_memory_bytes: Size
@@ -36,7 +36,7 @@ class KvPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device: str
 
     def fit_to_memory(self, free_bytes: int | None) -> int:
-        """Return the planned size minus the memory that other processes use now; all of it if `free_bytes` is None (unknown).
+        """Return the planned size minus the memory that other processes use now, or all of it if `free_bytes` is None.
 
         Raises:
             GraphRefusedError: Less than MIN_SHARE of the planned size would remain.
@@ -63,13 +63,13 @@ def write_plan(directory: Path, worker: Any, kv_cache_memory_bytes: int) -> None
 
 
 def read_plans(directory: Path) -> list[KvPlan]:
-    """Read the plans that the workers of an offline start wrote, in order of rank. Raises AlteredTableError."""
+    """Read the plans written by the workers of an offline start, in order of rank. Raises AlteredTableError."""
     plans = [json.loads(file.read_text()) for file in directory.glob("rank-*.json")]
     return parse_plans(sorted(plans, key=lambda plan: int(plan["rank"])))
 
 
 def parse_plans(data: object) -> list[KvPlan]:
-    """Parse the plans of a bundle's kv section, one for each rank from 0. Raises AlteredTableError."""
+    """Parse the plans in a bundle's kv section, one for each rank from 0. Raises AlteredTableError if they are invalid."""
     try:
         plans = msgspec.convert(data, list[KvPlan])
     except msgspec.ValidationError as error:
@@ -80,7 +80,7 @@ def parse_plans(data: object) -> list[KvPlan]:
 
 
 def compute_kv_bytes(worker: Any, data: object) -> int:
-    """Return the KV cache size of this worker's rank in bytes; the bundle's key has compared the other conditions.
+    """Return the KV cache size of this worker's rank in bytes. The bundle's key already covers all other conditions.
 
     Raises:
         GraphError: The plan is invalid, or the vLLM version, the GPU or the free memory does not match.

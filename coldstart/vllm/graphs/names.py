@@ -18,7 +18,7 @@ def is_on_device(tensor: Any) -> bool:
 
 
 def name_runner_tensors(runner: Any, wanted: Wanted = is_on_device) -> dict[str, Any]:
-    """Return the wanted tensors by name: weights, buffers, KV caches, then other attributes (`static:`)."""
+    """Return the tensors that `wanted` accepts, by name: weights, buffers, KV caches, then other attributes (`static:`)."""
     model = unwrap_model(runner.model)
     named = {f"param:{name}": p.data for name, p in model.named_parameters()}
     named |= {f"buffer:{name}": b for name, b in model.named_buffers()}
@@ -28,12 +28,12 @@ def name_runner_tensors(runner: Any, wanted: Wanted = is_on_device) -> dict[str,
 
 
 def unwrap_model(model: Any) -> Any:
-    """Return the module inside vLLM's CUDA graph wrappers."""
+    """Return the model inside vLLM's CUDA graph wrappers."""
     return model.unwrap() if hasattr(model, "unwrap") else model
 
 
 def iterate_kv_caches(runner: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the name kv:<layer> and the KV cache of each attention layer; the caches of a list are numbered."""
+    """Yield the name kv:<layer> and the KV cache of each attention layer. If a layer has several caches, number them."""
     layers: Mapping[str, Any] = runner.compilation_config.static_forward_context
     for name, layer in layers.items():
         cache = getattr(layer, "kv_cache", None)
@@ -44,7 +44,7 @@ def iterate_kv_caches(runner: Any) -> Iterator[tuple[str, Any]]:
 
 
 def iterate_static_tensors(root: Any, wanted: Wanted) -> Iterator[tuple[str, Any]]:
-    """Yield the path and value of each wanted tensor in attributes of vLLM objects below `root`, each object once."""
+    """Yield the path and value of each wanted tensor in the attributes of vLLM objects below `root`. Visit an object once."""
     seen: set[int] = set()
     queue: list[tuple[str, Any, int]] = [("", root, 0)]
     while queue:

@@ -1,6 +1,6 @@
-"""Plug-in that `entry.register` installs: record and verify graphs offline, restore them online, and set the KV cache size.
+"""Plug-in that `entry.register` installs to record and verify graphs offline, restore them online, and size the KV cache.
 
-If a step fails, vLLM's own capture runs. The reason is written offline to the work directory, online to the report.
+If a step fails, vLLM's own capture runs. The reason is written to the work directory (offline) or the report (online).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _defer(deferral: deferred.DeferredCapture) -> None:
 
 
 def _install(session: Any, reason: str | None = None) -> None:
-    """Run `session.run` instead of `capture_model`; with a `reason`, only report that reason.
+    """Run `session.run` instead of `capture_model`. If a `reason` is given, only report it as a fallback.
 
     The session's `fallbacks` are reasons by graph key; the key `*` means all graphs.
     """
@@ -136,7 +136,7 @@ def _note_kv(directory: Path, module: Any) -> None:
 
 
 def _apply_kv(plans: list[dict[str, Any]], module: Any) -> None:
-    """Set the KV cache size of the bundle's plan where vLLM applies its start-up plan, unless the user set a size."""
+    """Set the KV cache size from the bundle's plan where vLLM applies its start-up plan, unless the user has set a size."""
     original = module.maybe_apply_startup_plan
 
     @functools.wraps(original)

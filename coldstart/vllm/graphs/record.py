@@ -1,4 +1,4 @@
-"""Record CUDA graphs in a vLLM worker: vLLM captures them, and this module keeps them."""
+"""Record the CUDA graphs of a vLLM worker: vLLM captures them, and this module keeps and stores them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from coldstart.system.devices import nvml
 from coldstart.vllm.graphs.hooks import build_graph_key, check_runner, is_full_graph, log
 from coldstart.vllm.graphs.names import name_runner_tensors
 
-VLLM = "vllm"  # field of the report in the bundle
+VLLM = "vllm"  # field in the report of the bundle
 PADDING = (1 << 21, 1 << 26)
 
 
@@ -34,7 +34,7 @@ class RecordingSession:
             log.warning("cannot record graphs, because the binaries of the kernels are unknown: %s", error)
 
     def prepare_load(self) -> None:
-        """Trace all later allocations; first allocate random sizes, so that no two processes have the same memory layout."""
+        """Trace all later allocations. First allocate random sizes, so that every process has a different memory layout."""
         import torch
 
         torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=4_000_000)
@@ -43,7 +43,7 @@ class RecordingSession:
         self._padding = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
 
     def run(self, runner: Any, own: Callable[[], Any]) -> Any:
-        """Run vLLM's own capture, keep its graphs, and write the memory layout of this process."""
+        """Run vLLM's own capture, keep its graphs, and record them in the work directory."""
         with keep_captured_graphs():
             result = own()
         try:
@@ -79,7 +79,7 @@ class RecordingSession:
 
 
 def list_captured_graphs(runner: Any) -> dict[str, tuple[Any, Any]]:
-    """Return (descriptor, graph) of every captured full graph by key; piecewise graphs are omitted."""
+    """Return (descriptor, graph) for each captured full graph by key, without piecewise graphs."""
     graphs = runner.cudagraph_manager.graphs.items()
     return {build_graph_key(d): (d, graph) for d, graph in graphs if is_full_graph(d)}
 
@@ -87,7 +87,7 @@ def list_captured_graphs(runner: Any) -> dict[str, tuple[Any, Any]]:
 def create_framework(
     driver: CudaDriver, runner: Any, capture: Callable[[], None] = lambda: None
 ) -> TorchFramework:
-    """Return the memory and the captured graphs of a runner for coldstart.graphs; `capture` runs before a graph is returned."""
+    """Return the PyTorch backend for a runner's memory and graphs. It calls `capture` before it returns a graph."""
 
     def find_captured(key: str) -> Any:
         capture()
@@ -103,7 +103,7 @@ def create_framework(
 
 @contextmanager
 def keep_captured_graphs() -> Iterator[None]:
-    """In this block, make torch keep the raw graphs that vLLM captures."""
+    """Make torch keep the raw graphs that vLLM captures while this block runs."""
     import torch
 
     plain = torch.cuda.CUDAGraph

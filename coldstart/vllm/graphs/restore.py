@@ -1,4 +1,4 @@
-"""Restore graphs in a vLLM worker: for verification in the last offline round, and in every start from a verified bundle."""
+"""Restore graphs in a vLLM worker, for verification in the last offline round and in every start from a verified bundle."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from coldstart.vllm.graphs.record import VLLM, create_framework, keep_captured_g
 
 
 def read_vllm_report(directory: Path) -> Mapping[str, Any]:
-    """Return the recorded form of the graph manager's output buffer and the driver version of the recording.
+    """Return the report of the recording: the shape and type of the output buffer, and the driver version.
 
-    Raises AlteredTableError for an invalid manifest, and GraphRefusedError for a bundle that vLLM did not record.
+    Raises AlteredTableError if the manifest is invalid, and GraphRefusedError if the bundle was not recorded from vLLM.
     """
     held = read_manifest(directory).report.get(VLLM)
     if not isinstance(held, dict) or "output" not in held:
@@ -34,7 +34,7 @@ def read_vllm_report(directory: Path) -> Mapping[str, Any]:
 
 
 def allocate_output(runner: Any, like: Mapping[str, Any]) -> None:
-    """Allocate the manager's output buffer, into which graphs write, with a recorded shape and type."""
+    """Allocate the manager's output buffer, which graphs write to, with the recorded shape and type."""
     import torch
 
     buffer = torch.empty(like["shape"], dtype=getattr(torch, like["dtype"]), device="cuda")
@@ -44,7 +44,7 @@ def allocate_output(runner: Any, like: Mapping[str, Any]) -> None:
 def create_workload(
     runner: Any, driver: CudaDriver, descriptors: Mapping[str, Any], write: Callable[..., Any]
 ) -> Workload:
-    """Return the inputs and outputs of the runner's graphs; `write` makes vLLM write the inputs of a descriptor."""
+    """Return the inputs and outputs of the runner's graphs. `write` makes vLLM write the inputs of a descriptor."""
     tensors, output = name_runner_tensors(runner), runner.cudagraph_manager.hidden_states
     storages = {symbol: tensor.untyped_storage() for symbol, tensor in tensors.items()}
     spans = {symbol: (held.data_ptr(), held.nbytes()) for symbol, held in storages.items()}
@@ -63,13 +63,13 @@ def create_workload(
 
 
 class ProvingSession:
-    """Capture session that restores all graphs, lets vLLM capture all graphs, and compares their outputs."""
+    """Capture session that restores all graphs, lets vLLM capture all graphs, and compares the outputs of both."""
 
     def __init__(self, work: Path) -> None:
         self._work, self.fallbacks = work, dict[str, str]()
 
     def run(self, runner: Any, own: Callable[[], Any]) -> Any:
-        """Verify the graphs where vLLM captures them."""
+        """Verify the graphs at the point where vLLM captures them."""
         with ExitStack() as stack:
             try:
                 check_runner(runner)
@@ -103,7 +103,7 @@ class ProvingSession:
 
 
 class RestoringSession:
-    """Capture session that restores the graphs of a bundle at a start."""
+    """Capture session that restores the graphs in a bundle when a server starts."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -127,7 +127,7 @@ class RestoringSession:
     def _restore(self, runner: Any) -> dict[str, Replayable]:
         """Return the restored graphs by key.
 
-        Graphs of another driver version are refused, because each patch release can change the driver data in nodes.
+        Graphs of another driver version are refused, because any patch release can change the driver data in nodes.
         """
         read_proof(self.directory)
         extras, present = read_vllm_report(self.directory), nvml.read_driver_version()

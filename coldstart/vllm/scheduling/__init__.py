@@ -1,8 +1,8 @@
 """Scheduling policies for vLLM's V1 engine (`--scheduler-cls`), and the vLLM arguments that enable them.
 
 Invariants: vLLM's own schedule() allocates all memory; this package only selects the requests that it considers. All
-settings are vLLM arguments, so a manually started server with these arguments behaves the same. This module imports
-neither vllm nor torch.
+settings are vLLM arguments, so a server that is started manually with these arguments behaves in the same way. This
+module imports neither vllm nor torch.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ OFFLOADING_MODULE = "coldstart.vllm.scheduling.offload"
 def serve_arguments(settings: SchedulerSettings, *, on_cpu: bool) -> list[str]:
     """Return the vLLM arguments for the settings. Without host_bytes, the KV of preempted requests is recomputed.
 
-    On the CPU, a KV connector makes vLLM reserve cores. Set VLLM_CPU_OMP_THREADS_BIND, for example to 0 on two cores;
-    otherwise every step takes twice as long.
+    On the CPU, a KV connector makes vLLM reserve cores. Set VLLM_CPU_OMP_THREADS_BIND, for example to 0 on a machine with
+    two cores; otherwise every step takes twice as long.
     """
     evicts = settings.policy == MLFQ
     flags = ["--scheduler-cls", SCHEDULER_CLS] if evicts else []
@@ -42,7 +42,7 @@ def serve_arguments(settings: SchedulerSettings, *, on_cpu: bool) -> list[str]:
 def kv_transfer_config(host_bytes: int, *, on_cpu: bool, evicts: bool) -> dict[str, Any]:
     """Return the --kv-transfer-config of vLLM's offloading connector, with offloading of decode KV enabled.
 
-    With `evicts`, PolicyScheduler evicts requests instead of vLLM's scheduler.
+    If `evicts` is True, PolicyScheduler evicts requests instead of vLLM's scheduler.
     """
     extra: dict[str, Any] = {"cpu_bytes_to_use": host_bytes, "offload_prompt_only": False}
     if on_cpu:

@@ -1,8 +1,8 @@
-"""Scheduler counters, published in vLLM's /metrics.
+"""Scheduler counters that are published in vLLM's /metrics.
 
-Invariant: counters never decrease, and the queue lengths sum to the number of unfinished requests. The API server
+Invariant: counters never decrease, and the queue lengths add up to the number of unfinished requests. The API server
 collects the values from the engine process through prometheus_client's multiprocess directory, which must be set before
-the start.
+the engine starts.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ PREFIX = "coldstart_scheduler_"
 
 @dataclass
 class Counters:
-    """Scheduler totals since the start.
+    """Totals since the scheduler started.
 
-    vLLM itself counts transferred bytes (`vllm:kv_offload_*`). `blocks_evicted` counts GPU blocks freed by evictions,
-    which need no copy because full blocks are already stored. `blocked_on_loads_seconds` sums the time that requests
-    within the batch wait for KV on the host; `loading_seconds` is the part of it spent in transfers.
+    vLLM itself counts the transferred bytes (`vllm:kv_offload_*`). `blocks_evicted` counts the GPU blocks freed by
+    evictions, which need no copy because full blocks are already stored. `blocked_on_loads_seconds` is the total time
+    that requests within the batch wait for KV on the host; `loading_seconds` is the part of it that transfers take.
     """
 
     evictions: int = 0
@@ -37,7 +37,7 @@ class Counters:
 
 
 class Exporter:
-    """Publisher of counters and queue lengths to Prometheus; it does nothing without a multiprocess directory."""
+    """Publisher of counters and queue lengths to Prometheus. It does nothing if no multiprocess directory is set."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._gauges: dict[str, Any] | None = None
@@ -52,7 +52,7 @@ class Exporter:
     def publish(self, counters: Counters, levels: Sequence[int] = ()) -> None:
         if self._gauges is None:
             return
-        # Setting a gauge writes to a mapped file, and most counters change in few steps.
+        # Setting a gauge writes to a mapped file, and most counters rarely change.
         for name, value in vars(counters).items():
             if self._published.get(name) != value:
                 self._published[name] = value

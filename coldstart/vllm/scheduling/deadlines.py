@@ -29,7 +29,7 @@ log = logging.getLogger("vllm.coldstart")
 
 
 class DeadlineLLM(AsyncLLM):
-    """vLLM's engine client, which gives each request a deadline; settings come from --additional-config."""
+    """vLLM's engine client, extended to give each request a deadline. The settings come from --additional-config."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -43,9 +43,9 @@ class DeadlineLLM(AsyncLLM):
     async def add_request(
         self, request_id: str, prompt: Any, params: Any, *args: Any, priority: int = 0, **kwargs: Any
     ) -> Any:
-        """Add a request with its deadline as priority.
+        """Add a request with its deadline as its priority.
 
-        A priority set by the client or by the request class takes precedence.
+        A priority that is set by the client or by the request class takes precedence over deadlines.
         """
         if not priority and self._classes is not None:
             priority = self._classes.find(HEADERS.get())
@@ -54,7 +54,7 @@ class DeadlineLLM(AsyncLLM):
 
 
 class ShadowLogger(StatLoggerBase):
-    """Statistics logger that predicts, for one engine, the latencies of its requests in the other serving order."""
+    """Statistics logger that predicts the latencies of one engine's requests in the other serving order."""
 
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
         settings = SchedulerSettings.read(vllm_config.additional_config)
@@ -72,7 +72,7 @@ class ShadowLogger(StatLoggerBase):
         self._due_s = time.monotonic() + self._interval_s
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, *args: Any, **kwargs: Any) -> None:
-        """Record finished requests; start a prediction in a separate thread when it is due."""
+        """Record the finished requests, and start a prediction in a separate thread when it is due."""
         if iteration_stats is None or not iteration_stats.finished_requests:
             return
         for one in iteration_stats.finished_requests:
@@ -86,7 +86,7 @@ class ShadowLogger(StatLoggerBase):
             Thread(target=self.predict_and_publish, name="shadow", daemon=True).start()
 
     def predict_and_publish(self) -> None:
-        """Predict and publish; delay the next prediction so that predictions use at most MAX_CPU_SHARE of a CPU core."""
+        """Predict and publish. Delay the next prediction so that predictions use at most MAX_CPU_SHARE of a CPU core."""
         started_cpu_s = time.thread_time()
         if prediction := self._shadow.predict():
             self._publish(prediction)
@@ -111,7 +111,7 @@ class ShadowLogger(StatLoggerBase):
 
 @cache
 def _gauges() -> dict[str, Gauge]:
-    """Return the gauges by field of Prediction; created once, because Prometheus rejects duplicate names."""
+    """Return the gauges by field of Prediction. They are created once, because Prometheus rejects duplicate names."""
     about = {
         "ttft_gain": "Predicted gain of another order: mean time to first token in the current order over that in the other.",
         "longest_gain": "Predicted gain of another order: mean latency of the tenth of requests with the longest outputs.",
@@ -130,6 +130,6 @@ def _count_kv_tokens(config: Any) -> int:
 
 
 def _get_token_ids(prompt: Any) -> Sequence[int]:
-    """Return the token ids of a prompt; empty for other kinds of prompts, whose deadlines are then close to their arrival."""
+    """Return the token ids of a prompt, or none for other prompts, whose deadlines are then close to their arrival."""
     tokens = prompt.get("prompt_token_ids") if isinstance(prompt, dict) else None
     return tokens if tokens is not None else getattr(prompt, "prompt_token_ids", None) or ()

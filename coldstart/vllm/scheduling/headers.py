@@ -1,6 +1,6 @@
-"""Store the headers of the HTTP request that vLLM's API server handles in the current task, for `--deadline-classes`.
+"""Store the headers of the HTTP request that vLLM's API server is handling in the current task, for `--deadline-classes`.
 
-vLLM loads the middleware through `--middleware`, even if our engine client is not used.
+vLLM loads the middleware through `--middleware`, even if it does not use our engine client.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ HEADERS: ContextVar[Sequence[Header]] = ContextVar("headers", default=())
 
 
 class KeepHeaders:
-    """ASGI middleware that makes the headers of a request available to all code of its task."""
+    """ASGI middleware that makes the headers of a request available to all code in the request's task."""
 
     def __init__(self, app: Any) -> None:
         self._app = app

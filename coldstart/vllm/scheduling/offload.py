@@ -1,8 +1,8 @@
-"""Offload the KV of preempted requests to host memory: vLLM's offloading connector, and a worker for the CPU platform.
+"""Offload the KV of preempted requests to host memory, with vLLM's offloading connector and a worker for the CPU platform.
 
-The worker copies between pools with one thread per direction. Invariants: copies in one direction run in order of submission,
-and `wait` returns only after the given jobs have finished. Copies use memmove, which releases the GIL; a torch copy would
-start OpenMP threads on the cores that compute.
+The worker copies between the device and host pools with one thread per direction. Invariants: copies in one direction run
+in order of submission, and `wait` returns only after the given jobs have finished. Copies use memmove, which releases the
+GIL; a torch copy would start OpenMP threads on the cores that run the model.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ Pages = Iterator[tuple[int, int, int]]
 
 
 class PolicyOffloadingConnector(OffloadingConnector):
-    """vLLM's offloading connector, restricted by PolicyScheduler; vLLM queries it before each admission.
+    """vLLM's offloading connector, which vLLM queries before each admission and which PolicyScheduler restricts.
 
-    Requests in `load_only` may start a load, but are not admitted. `hits` is the latest number of loadable tokens by
-    request id; if the host has evicted them, the request is recomputed instead of waiting forever. `evicted` are evicted
-    requests that neither run nor load.
+    Requests in `load_only` may start a load, but are not admitted. `hits` maps a request id to the latest number of
+    loadable tokens; if the host has evicted them, the request is recomputed instead of waiting forever. `evicted` are the
+    evicted requests that neither run nor load.
     """
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
@@ -48,18 +48,18 @@ class PolicyOffloadingConnector(OffloadingConnector):
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Return the number of loadable tokens and whether the load is asynchronous; None if vLLM must retry later."""
-        # Always ask the host: until its answer is not None, stores of this request still read its blocks.
+        """Return the number of loadable tokens (None: retry later), and whether the load is asynchronous."""
+        # Always query the host: as long as it returns None, stores of this request still read its blocks.
         tokens, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)
         if tokens is not None:
-            # Newer than the value of find_hit(): the prefix caches may have changed since.
+            # This value is newer than that of find_hit(): the prefix caches may have changed since.
             self.hits[request.request_id] = tokens
         if request.request_id not in self.load_only or is_async:
             return tokens, is_async
         return None, False
 
     def find_hit(self, request: Request, manager: Any) -> int | None:
-        """Return the number of loadable tokens beyond the local prefix cache, or None if it is not known so far."""
+        """Return the number of loadable tokens beyond the local prefix cache, or None if it is not known yet."""
         if request.request_id not in self.hits:
             tokens, _ = super().get_num_new_matched_tokens(request, manager.get_computed_blocks(request)[1])
             if tokens is None:
@@ -79,10 +79,10 @@ class PolicyOffloadingConnector(OffloadingConnector):
 
 
 class HostPool:
-    """Host memory in segments of `chunks` pages of `page` bytes, which are allocated at first use.
+    """Host memory in segments of `chunks` pages of `page` bytes, which are allocated when first used.
 
-    vLLM computes the number of chunks from the first pipeline stage. A stage with more layers fits fewer chunks into the
-    same number of bytes, and needs additional segments.
+    vLLM computes the number of chunks from the first pipeline stage. In a stage with more layers, fewer chunks fit into
+    the same number of bytes, so the stage needs additional segments.
     """
 
     def __init__(self, chunks: int, page: int) -> None:
@@ -148,7 +148,7 @@ class CpuPoolWorker(OffloadingWorker):
         return True
 
     def _pages(self, blocks: list[int], sizes: Sequence[int], chunks: list[int]) -> Pages:
-        """Yield (device address, host address, bytes) of every page of a transfer."""
+        """Yield (device address, host address, size in bytes) for each page of a transfer."""
         position = 0
         for group, size in enumerate(sizes):
             for block, chunk in zip(blocks[position:][:size], chunks[position:][:size], strict=True):

@@ -1,4 +1,4 @@
-"""Decide in each step which requests run, which get memory, and which are loaded from host memory (FastServe, section 4.2).
+"""Decide in each step which requests run, which get memory, and which are loaded from the host (FastServe, section 4.2).
 
 Invariant: the server and the simulated engine use the same code.
 """
@@ -18,7 +18,7 @@ from coldstart.vllm.scheduling.room import MemoryAllocator, ProtectedRequests
 from coldstart.vllm.scheduling.view import EngineView, Enst
 
 LOOKAHEAD_BATCHES = 4
-"""Number of jobs that proactive loads consider, in multiples of the batch size."""
+"""Number of jobs that are considered for proactive loads, in multiples of the batch size."""
 
 
 class LoadSelector:
@@ -26,8 +26,8 @@ class LoadSelector:
 
     Loads start in ascending ENST (estimated next scheduled time). A load may evict a request with a larger ENST, or use
     blocks reserved for arrivals, only if its own request ranks within the batch. It never uses blocks that picked
-    requests need. `blocked` are the requests that rank within the batch but have their KV on the host; `loading` are
-    those of them whose load is in progress or starts now.
+    requests need. `blocked` are the requests that rank within the batch, but whose KV is on the host; `loading` are those
+    among them whose load is in progress or starts now.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class LoadSelector:
         self.loading: list[str] = []
 
     def choose(self, chosen: list[Request], enst: Enst, now: float) -> list[Request]:
-        """Return the requests to load now, and evict others for requests that rank within the batch."""
+        """Return the requests to load now. Evict others for a request to load that ranks within the batch."""
         self.blocked, self.loading = [], []
         if not self.view.has_evicted():
             return []
@@ -51,7 +51,7 @@ class LoadSelector:
     def _select_fitting(
         self, chosen: list[Request], due: list[Request], others: list[Request], enst: Enst, reserve: int
     ) -> list[Request]:
-        """Return the requests that fit, in ascending ENST; stop at the first one within the batch that does not fit."""
+        """Return the requests that fit, in ascending ENST. Stop at the first that ranks within the batch and does not fit."""
         room, fresh = self.room, self.room.fresh
         in_batch, fitting = set(due), list[Request]()
         # The engine starts a load only if running prefills still get the blocks that they need.
@@ -71,7 +71,7 @@ class LoadSelector:
         return fitting
 
     def _evict_for(self, request: Request, need: int, protected: list[Request], enst: Enst) -> None:
-        """Evict requests with a larger ENST, the largest first, if this frees enough blocks."""
+        """Evict requests with a larger ENST, starting with the largest, if this frees enough blocks."""
         room = self.room
         if room.free >= need:
             return
@@ -81,7 +81,7 @@ class LoadSelector:
             room.evict(victim)
 
     def _list_on_host(self) -> tuple[list[Request], list[Request]]:
-        """Return the requests whose KV is on the host: those within the batch, and those within the look-ahead."""
+        """Return the requests whose KV is on the host: those within the batch, and others within the look-ahead."""
         view, batch = self.view, self.view.batch
         due: list[Request] = []
         others: list[Request] = []
@@ -99,9 +99,9 @@ class LoadSelector:
 
 
 class Placement:
-    """Scheduling decisions of one engine.
+    """Scheduling decisions for one engine.
 
-    `jobs` are the unfinished jobs in order of arrival. With `keeps_kv`, the host stores the KV of evicted requests.
+    `jobs` are the unfinished jobs in order of arrival. If `keeps_kv` is True, the host stores the KV of evicted requests.
     """
 
     def __init__(
@@ -142,9 +142,9 @@ class Placement:
         self._is_invalid = True
 
     def is_current(self, now: float) -> bool:
-        """Return whether the latest decision is still valid; call this once in each step.
+        """Return whether the latest decision is still valid. Call this once in each step.
 
-        A decision is valid if no request has arrived, ended, finished a load or used its quantum since, and each running
+        A decision is valid if no request has since arrived, ended, finished a load or used its quantum, and each running
         request has blocks for another token.
         """
         if self._is_invalid:
@@ -153,7 +153,7 @@ class Placement:
         return self.ranking.moved == self._decided_moves and self.room.fits_next_tokens(self._running_count)
 
     def decide(self, now: float) -> tuple[list[Request], list[Request]]:
-        """Return the requests to run, in rank order, and the requests to load; evict requests that do not fit."""
+        """Return the requests to run, in rank order, and the requests to load. Evict requests that do not fit."""
         self.ranking.tick(now, self.view.batch)
         picked = [self.view.request(job.id) for job in self.pick()]
         enst = self.enst(now)
@@ -169,13 +169,13 @@ class Placement:
         return chosen, loads
 
     def pick(self) -> list[Job]:
-        """Return the highest-ranked ready jobs, at most one batch."""
-        # `jobs` is in order of arrival, so no live request is sorted here.
+        """Return the highest-ranked jobs that are ready, at most one batch."""
+        # `jobs` is in order of arrival, so it need not be sorted.
         order: Iterable[Job] = self.jobs.values() if self.turns.choose_arrival_order() else self.ranking
         return list(islice(filter(self.view.is_ready, order), self.view.batch))
 
     def _skips_unready(self, picked: list[Request]) -> bool:
-        """Return whether a request was skipped because it was not ready: no event announces when it becomes ready."""
+        """Return whether a request was skipped because it was not ready, since no event announces when it becomes ready."""
         if len(picked) < min(self.view.batch, len(self.jobs)):
             return True
         return not all(
@@ -183,7 +183,7 @@ class Placement:
         )
 
     def enst(self, now: float) -> Enst:
-        """Return a function that predicts the ENST of a request; it is computed lazily because most steps evict no request."""
+        """Return a function that predicts the ENST of a request, computed lazily because most steps evict no request."""
         found: Callable[[Job], float] | None = None
 
         def enst(request: Request) -> float:

@@ -1,8 +1,8 @@
 """Queues that limit which requests vLLM's schedule() considers in a step.
 
 Invariants: every request that was added and not removed is in the waiting queue exactly once. vLLM's admission loop
-(peek, pop, truth value) sees only the shown requests; length and iteration cover all requests, for vLLM's own counts. A
-request with a slot is either active or parked. A parked request keeps its blocks and its slot.
+(peek, pop, truth value) sees only the shown requests; length and iteration cover all requests, because vLLM counts them
+all. A request with a slot is either active or parked. A parked request keeps its blocks and its slot.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from coldstart.vllm.scheduling.view import RUNNING
 
 
 class PickedQueue(RequestQueue):
-    """Waiting queue of which vLLM's admission loop sees only the requests selected by `show`."""
+    """Waiting queue that shows only the requests selected by `show` to vLLM's admission loop."""
 
     def __init__(self) -> None:
         self._requests_by_id: dict[str, Request] = {}
         self._shown: list[Request] = []
 
     def show(self, requests: Iterable[Request]) -> None:
-        """Select the requests that the admission loop sees; requests that are not in the queue are ignored."""
+        """Select the requests that the admission loop sees. Requests that are not in the queue are ignored."""
         picked = [request for request in requests if request.request_id in self._requests_by_id]
         self._shown = picked[::-1]
 
@@ -71,7 +71,7 @@ class PickedQueue(RequestQueue):
 
 
 class SlotHolders:
-    """Requests with a slot: active requests, which the step serves, and parked requests.
+    """Requests that have a slot: active requests, which run in the current step, and parked requests.
 
     Both are in the order in which they were activated or parked.
     """
@@ -88,7 +88,7 @@ class SlotHolders:
         yield from list(self.parked)
 
     def refresh(self) -> None:
-        """Drop active requests that have finished, were preempted, or wait for more input."""
+        """Drop the active requests that have finished, were preempted, or are waiting for more input."""
         self.active = [request for request in self.active if request.status is RUNNING]
 
     def discard(self, request: Request) -> None:
@@ -97,9 +97,9 @@ class SlotHolders:
             self.active.remove(request)
 
     def activate(self, shown: list[Request], in_flight: Callable[[Request], bool]) -> int:
-        """Activate the `shown` requests and park the other active ones; return the number of newly parked requests.
+        """Activate the `shown` requests, and park the other active ones. Return the number of newly parked requests.
 
-        Requests in flight stay active and precede the shown ones, because vLLM skips them and evicts from the end.
+        Requests in flight stay active and precede the shown requests, because vLLM skips them and evicts from the end.
         """
         kept, staying = set(shown), list[Request]()
         dropped = [request for request in self.active if request not in kept]

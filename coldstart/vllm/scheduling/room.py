@@ -1,8 +1,8 @@
 """Allocate KV blocks and model runner slots to the picked requests.
 
-Invariants: picked requests get blocks in rank order. Requests are evicted in descending ENST, first from outside the
-batch, then from its end. A request generates at least one token between two of its evictions. No request is evicted for a
-request that would still not fit.
+Invariants: picked requests get blocks in rank order. Requests outside the batch are evicted first, in descending ENST,
+and then requests at the end of the batch. A request generates at least one token between two of its evictions. No
+request is evicted for a request that would still not fit.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from coldstart.vllm.scheduling.view import RUNNING, EngineView, Enst, State
 class ProtectedRequests(dict[str, int]):
     """Blocks pledged to protected requests, by request id in order of admission.
 
-    A request is protected from eviction after its admission or load until it generates a token. Its pledge is the number
-    of blocks that it may need until then. If there is more than one, the pledges sum to at most the pool size, so all
-    protected requests can generate their next token, and protection cannot cause a deadlock.
+    A request is protected from eviction from its admission or load until it generates a token. Its pledge is the number
+    of blocks that it may need until then. If several requests are protected, their pledges add up to at most the pool
+    size. So all of them can generate their next token, and protection cannot cause a deadlock.
     """
 
     def __init__(self, view: EngineView) -> None:
@@ -29,7 +29,7 @@ class ProtectedRequests(dict[str, int]):
         self.capacity = view.capacity - view.watermark
 
     def can_protect(self, request: Request, besides: int = 0) -> bool:
-        """Return whether the request may be protected while `besides` blocks are pledged to other requests of this step."""
+        """Return whether the request may be protected while `besides` blocks are pledged to other requests in this step."""
         others = self.pledged + besides
         return request.request_id in self or not others or others + self.pledge(request) <= self.capacity
 
@@ -45,8 +45,8 @@ class ProtectedRequests(dict[str, int]):
 class MemoryAllocator:
     """Allocator of KV blocks and slots for one step.
 
-    `steady` is True if every picked request is running and, by an upper bound, has blocks for its next token. `reserve`
-    is the number of blocks to keep free for arrivals. Only requests with an ENST above `horizon_s`, the duration of a
+    `steady` is True if every picked request is running and has, by an upper bound, blocks for its next token. `reserve`
+    is the number of blocks to keep free for arrivals. Only requests whose ENST is above `horizon_s`, the duration of a
     load, are evicted for the reserve: other requests would return before an arrival could use their blocks.
     """
 
@@ -58,11 +58,11 @@ class MemoryAllocator:
 
     @property
     def free(self) -> int:
-        """Return the number of free blocks that are not promised to a picked request."""
+        """Return the number of free blocks that are not promised to any picked request."""
         return self.view.free_blocks() - self._promised
 
     def allocate(self, picked: list[Request], enst: Enst) -> list[Request]:
-        """Return the picked requests that fit now, in rank order; evict other requests as needed."""
+        """Return the picked requests that fit now, in rank order. Evict other requests as needed."""
         view = self.view
         self._forget_promises()
         heavy = view.list_prefilling(picked)
@@ -88,7 +88,7 @@ class MemoryAllocator:
         return sorted((request for request in self.evictable() if request not in kept), key=enst)
 
     def choose_victims(self, order: list[Request], short: int, slots: int) -> list[Request]:
-        """Return the first requests of `order` that together free enough; empty if all of them free too little.
+        """Return the first requests in `order` that together free enough, or none if all of them free too little.
 
         Args:
             order: Requests in order of eviction.
@@ -130,7 +130,7 @@ class MemoryAllocator:
         return True
 
     def _free_slots_for(self, joining: int, picked: list[Request], enst: Enst) -> bool:
-        """Free slots of the model runner by evicting the requests with the largest ENST; return whether enough are free."""
+        """Free slots of the model runner by evicting requests, largest ENST first. Return whether enough slots are free."""
         short = joining - self.view.count_free_slots()
         if short <= 0:
             return True
@@ -153,7 +153,7 @@ class MemoryAllocator:
         return self._allocate_in_order([leader, *others][: self.view.batch], enst)
 
     def _list_retry(self, picked: list[Request], waited: set[Request]) -> Iterator[Request]:
-        """Yield the requests for the second attempt: none that the first evicted, and no new ones ranked below those."""
+        """Yield the requests for the second attempt, except those that the first evicted and new ones that rank below those."""
         left = False
         for request in picked:
             runs = request.status is RUNNING
@@ -172,10 +172,10 @@ class MemoryAllocator:
         return chosen
 
     def _choose_first(self, top: Request) -> Request:
-        """Return the request to run first if protected requests block the first of the batch.
+        """Return the request to run first if protected requests block the first request in the batch.
 
-        Two starved requests could evict each other forever if protected requests were evicted. A protected request runs
-        instead, preferably one with a slot, and all unprotected requests can be evicted for it.
+        Two starved requests could evict each other forever if protected requests could be evicted. A protected request
+        runs instead, preferably one with a slot, and all unprotected requests can be evicted for it.
         """
         holders = list(map(self.view.request, self.fresh))
         candidates = [r for r in holders if self.view.can_proceed(r)]
@@ -183,7 +183,7 @@ class MemoryAllocator:
         return candidates[0] if candidates else top
 
     def _fits(self, request: Request, later: list[Request], victims: list[Request]) -> bool:
-        """Return whether the request fits, evicting others if that frees enough."""
+        """Return whether the request fits. Evict other requests if that frees enough."""
         joins = request.status is not RUNNING
         if joins and not self.fresh.can_protect(request, self.pledged):
             return False
@@ -201,7 +201,7 @@ class MemoryAllocator:
             (later.index(evicted_request) for evicted_request in evicted if evicted_request in later),
             default=len(later),
         )
-        # No request joins below a request that was evicted from the batch.
+        # No request may join that ranks below a request evicted from the batch.
         later[cut:] = [other for other in later[cut:] if other.status is RUNNING]
         return bool(evicted)
 
@@ -215,7 +215,7 @@ class MemoryAllocator:
             self.pledged += self.fresh.pledge(request)
 
     def _within_budget(self, chosen: list[Request]) -> list[Request]:
-        """Truncate the batch at the token budget: the engine serves running requests first, whatever their rank."""
+        """Truncate the batch at the token budget, because the engine serves running requests first, whatever their rank."""
         heavy = set(self.view.list_prefilling(chosen))
         left = self.view.token_budget
         for position, request in enumerate(chosen):

@@ -1,13 +1,14 @@
 """Skip-join MLFQ on vLLM's asynchronous scheduler (FastServe, sections 4.1 and 4.2).
 
-Invariants: each step schedules at most B requests, all of them picked. A new decision follows an arrival, an end, a used-up
-quantum, a finished load or a failed allocation; otherwise vLLM's schedule() continues with the running requests. It sees only
-the requests to run, in rank order, and those to admit. Other requests with KV are hidden from the running list for the step.
+Invariants: each step schedules at most one batch, and only picked requests. A new decision is made when a request has
+arrived, ended, used its quantum or finished a load, or when an allocation failed; otherwise vLLM's schedule() continues
+with the running requests. It sees only the requests to run, in rank order, and those to admit. Other requests with KV are
+hidden from the running list during the step.
 
 Under pipeline parallelism (section 4.3), vLLM schedules a batch while a stage is free, before earlier batches have returned.
 Without asynchronous scheduling (model runner V1, always on the CPU platform), vLLM has no token to compute for a request whose
-last token is still in flight. With it (V2), a gate keeps a request out for as many steps as there are stages. We neither
-schedule nor evict a request in flight, and it keeps its place in the order.
+last token is still in flight. With it (V2), a gate keeps a request out for as many steps as there are stages. A request in
+flight is neither scheduled nor evicted, and it keeps its place in the order.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def require_support(config: Any) -> None:
 
 
 def find_unsupported(config: Any) -> str | None:
-    """Return a sentence that lists the unsupported settings of the configuration, or None."""
+    """Return a sentence that lists the unsupported settings in the configuration, or None if there are none."""
     unsupported = []
     if config.scheduler_config.policy != "fcfs":
         unsupported.append(f"--scheduling-policy {config.scheduler_config.policy} (the queues are replaced)")
@@ -63,7 +64,7 @@ def find_unsupported(config: Any) -> str | None:
 
 
 class PolicyScheduler(AsyncScheduler):
-    """vLLM's asynchronous scheduler with skip-join MLFQ, configured by scheduling.settings."""
+    """vLLM's asynchronous scheduler with skip-join MLFQ, configured by `scheduling.settings`."""
 
     clock: Callable[[], float] = staticmethod(time.monotonic)
 
@@ -101,9 +102,9 @@ class PolicyScheduler(AsyncScheduler):
         self._in_schedule = self._running_changed = False
 
     def is_in_flight(self, request: Request) -> bool:
-        """Return whether the request's next step needs a token that is still being computed by an earlier batch.
+        """Return whether the request's next step needs a token that an earlier batch is still computing.
 
-        Always False without a pipeline, because vLLM's asynchronous steps do not wait for that token.
+        This is always False without pipeline parallelism, because vLLM's async scheduling does not wait for that token.
         """
         if self.stages == 1 or request.status is not RUNNING:
             return False
@@ -118,7 +119,7 @@ class PolicyScheduler(AsyncScheduler):
         self._has_sessions |= request.resumable
         now = self.clock()
         if not self.jobs:
-            self._last_step_s = None  # no request ran since then
+            self._last_step_s = None  # no request has run since the last step
         cached = self.kv_cache_manager.get_computed_blocks(request)[1]
         job = Job(request.request_id, now, request.num_prompt_tokens, cached, request.priority)
         self.placement.add(job, self._request_remaining_blocks(request), now)
@@ -161,7 +162,7 @@ class PolicyScheduler(AsyncScheduler):
         return self._reusable_steps >= 0
 
     def _make_decision(self, now: float) -> None:
-        """Make a new decision, and show its requests to vLLM."""
+        """Make a new decision, and show the chosen requests to vLLM."""
         self.started.refresh()
         chosen, loads = self.placement.decide(now)
         running = [request for request in chosen if request.status is RUNNING]
@@ -172,7 +173,7 @@ class PolicyScheduler(AsyncScheduler):
         if self.connector is not None:
             self.connector.load_only = {request.request_id for request in loads}
         slots = len(self.started.active) + self.num_waiting_for_streaming_input + len(joining)
-        # One more, or the admission loop would stop before the loads, which need no slot.
+        # Add one, or the admission loop would stop before the loads, which need no slot.
         self.max_num_active_reqs = slots + bool(loads)
         self._reusable_steps = -1
 
@@ -223,7 +224,7 @@ class PolicyScheduler(AsyncScheduler):
         self.ranking.add_service(job, cost, now)
 
     def _account_time(self, now: float) -> None:
-        """Charge the time since the last step to that step's decision."""
+        """Attribute the time since the last step to that step's decision."""
         step_s = 0.0 if self._last_step_s is None else now - self._last_step_s
         self._last_step_s = now
         self.placement.turns.add_time(step_s)
@@ -262,7 +263,7 @@ class PolicyScheduler(AsyncScheduler):
 
 
 class _SynchronousPipelineScheduler(PolicyScheduler):
-    """PolicyScheduler for pipelines without asynchronous scheduling, with vLLM's synchronous bookkeeping.
+    """PolicyScheduler for pipeline parallelism without asynchronous scheduling, with vLLM's synchronous bookkeeping.
 
     It is a separate class so that schedulers without a pipeline need no check for each token.
     """

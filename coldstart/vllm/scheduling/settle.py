@@ -24,7 +24,7 @@ def settle(args: Namespace, config: Any, plan: LaunchPlan) -> bool:
     """Remove unsupported scheduler arguments from `args`, and add the reasons to the plan's fallbacks.
 
     Returns:
-        Whether `args` changed, so that `config` must be created again.
+        Whether `args` has changed, so that `config` must be created again.
     """
     if args.scheduler_cls != SCHEDULER_CLS:
         return _uses_own_offloading(args) and _settle_offloading(args, plan)
@@ -36,7 +36,7 @@ def settle(args: Namespace, config: Any, plan: LaunchPlan) -> bool:
 
 
 def engine_client(config: Any, plan: LaunchPlan) -> tuple[Any, list[Any]]:
-    """Return the class of the engine client (DeadlineLLM if deadlines are enabled) and additional statistics loggers."""
+    """Return the engine client class (DeadlineLLM if deadlines are enabled), and the additional statistics loggers."""
     from vllm.v1.engine.async_llm import AsyncLLM
 
     enabled = needs_front_end_hooks(config.additional_config)
@@ -57,9 +57,9 @@ def _import_deadlines() -> None:
 
 @contextmanager
 def publish_counters(plan: LaunchPlan) -> Iterator[None]:
-    """Publish the counters of PolicyScheduler in the server's /metrics.
+    """Publish the counters of PolicyScheduler in the server's /metrics while this block runs.
 
-    prometheus_client shares values between processes through a directory, which is removed at the end.
+    prometheus_client shares values between processes through a directory, which is removed at the end of the block.
     """
     if SCHEDULER_CLS not in plan.vllm_args or METRICS_ENV in os.environ:
         yield
@@ -103,7 +103,7 @@ def _import_offload() -> None:
 
 
 def _uses_own_offloading(args: Namespace) -> bool:
-    """Return whether vLLM's own scheduler is used with our KV offloading worker."""
+    """Return whether the server uses vLLM's own scheduler with our KV offloading worker."""
     extra_config = getattr(args.kv_transfer_config, "kv_connector_extra_config", None)
     return args.scheduler_cls is None and (extra_config or {}).get("spec_module_path") == OFFLOADING_MODULE
 

@@ -1,7 +1,7 @@
 """Read-only view of vLLM's scheduler for placement: the state of each request's KV, the block pool, and the slots.
 
 Invariants: every value is vLLM's own state at the time of the call. Blocks that a running copy will free count as free. A
-request is ready if and only if vLLM's next schedule() can give it tokens, memory aside.
+request is ready if and only if vLLM's next schedule() can give it tokens, provided that memory suffices.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Enst = Callable[[Request], float]
 
 
 class State(Enum):
-    """KV state of a request without a slot.
+    """KV state of a request that has no slot.
 
-    NEW: never computed. HOST: preempted, and its KV is on the host or dropped. LOADING, LOADED: an asynchronous load is
-    running or has finished. OTHER: has a slot, or waits for a grammar, more input, or tokens in flight.
+    NEW: never computed. HOST: preempted, and its KV is on the host or was dropped. LOADING, LOADED: an asynchronous load
+    is running or has finished. OTHER: it has a slot, or waits for a grammar, for more input, or for tokens in flight.
     """
 
     NEW = "new"
@@ -39,8 +39,9 @@ class State(Enum):
 class EngineView:
     """View of the KV memory of one vLLM scheduler. Only `evict`, which removes a request from the GPU, changes that memory.
 
-    `capacity` is the number of blocks in the pool, and `watermark` the number that an admission leaves free. A request
-    has blocks in each of `groups` KV cache groups. With `speculates`, the number of tokens of the next step is uncertain.
+    `capacity` is the number of blocks in the pool, and `watermark` the number that an admission must leave free. A
+    request has blocks in each of `groups` KV cache groups. With `speculates`, the number of tokens in the next step is
+    uncertain.
     """
 
     def __init__(self, engine: Any) -> None:
@@ -58,14 +59,14 @@ class EngineView:
         self._has_simple_layout = (
             not self.speculates and len(specs) == 1 and isinstance(specs[0], FullAttentionSpec)
         )
-        # Called at least once per request of a batch, so avoid a function call in between.
+        # These are called at least once per request in a batch, so avoid a wrapper function.
         self.request: Callable[[str], Request] = engine.requests.__getitem__
         self.free_blocks: Callable[[], int] = self._manager.block_pool.get_num_free_blocks
 
     # --- requests ---
 
     def is_ready(self, job: Job) -> bool:
-        """Return whether the request can run if picked. KV on the host must be loaded first."""
+        """Return whether the request can run if it is picked. KV that is on the host must be loaded first."""
         request = self.request(job.id)
         if request.status is RUNNING:
             if request.num_output_placeholders and is_last_token_in_flight(request):
@@ -88,7 +89,7 @@ class EngineView:
         if status is RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
             structured = request.structured_output_request
             return State.NEW if structured is not None and structured.grammar is not None else State.OTHER
-        # Output sampled before a preemption may be undelivered: resuming now could sample it again.
+        # Output that was sampled before a preemption may not be delivered yet: resuming now could sample it again.
         drains = request.num_stale_output_tokens and not request.drop_stale_output
         if drains or status in (RUNNING, RequestStatus.WAITING_FOR_STREAMING_REQ):
             return State.OTHER
@@ -102,7 +103,7 @@ class EngineView:
         return runs and not is_last_token_in_flight(request) and not self._in_flight(request)
 
     def list_servable(self, jobs: Iterable[Job]) -> Iterable[Job]:
-        """Return the jobs that are not in a batch in flight; other jobs can be neither served nor evicted."""
+        """Return the jobs that are not in a batch in flight, because those can be neither served nor evicted."""
         return (
             jobs if self._stages == 1 else (job for job in jobs if not self._in_flight(self.request(job.id)))
         )
@@ -113,11 +114,11 @@ class EngineView:
         return request is not None and self.state(request) is State.LOADING
 
     def has_evicted(self) -> bool:
-        """Return whether an evicted request has not resumed so far."""
+        """Return whether any evicted request has not resumed yet."""
         return bool(self._engine.connector.evicted) or bool(self._engine.picked_holding)
 
     def find_on_host(self, name: str) -> Request | None:
-        """Return the request if it is evicted, its KV is on the host, and its load has not started; else None."""
+        """Return the request if it is evicted, its KV is on the host, and its load has not started; otherwise, None."""
         connector = self._engine.connector
         request: Request | None = connector.evicted.get(name)
         if request is None or connector.hits.get(name) == 0 or self.state(request) is not State.HOST:
@@ -125,22 +126,22 @@ class EngineView:
         return request if connector.find_hit(request, self._manager) else None
 
     def list_evictable(self) -> Iterator[Request]:
-        """Return the requests with a slot whose blocks no step in flight writes."""
+        """Return the requests that have a slot and whose blocks no step in flight writes."""
         freeable, in_flight = self._engine._request_blocks_can_be_freed, self._in_flight
         return (r for r in self._engine.started if freeable(r) and not in_flight(r))
 
     # --- blocks, slots and tokens ---
 
     def count_needed_blocks(self, request: Request) -> int:
-        """Return the number of additional blocks that the request needs for all its tokens and the next one."""
+        """Return the number of additional blocks that the request needs for all of its tokens and the next one."""
         if request.status is not RUNNING:
             if self._has_simple_layout and not request.num_computed_tokens and request.status is not LOADING:
-                # Equal to vLLM's answer in a tenth of the time: the request has no blocks, and the prefix cache does not count.
+                # Equal to vLLM's number in a tenth of the time: the request has no blocks, and the prefix cache does not count.
                 return -(-int(request.num_tokens) // self.block_tokens) + self.watermark + 1
             return int(self._engine._request_remaining_blocks(request)) + self.watermark + self.groups
         if self.groups > 1 or self.speculates:
             return int(self._engine._request_remaining_blocks(request)) + self.groups
-        # Exact where vLLM's answer omits the next token: one more block each would leave half of a small pool idle.
+        # vLLM's number omits the next token, and one more block for each request would leave half of a small pool idle.
         wanted = -(-count_tokens_after_flight(request) // self.block_tokens)
         return max(0, wanted - self.count_blocks(request))
 
@@ -150,12 +151,12 @@ class EngineView:
         return self.groups * (tokens // self.block_tokens + 2)
 
     def count_blocks(self, request: Request) -> int:
-        """Return the number of blocks of the request, including shared ones."""
+        """Return the number of blocks that the request has, including shared blocks."""
         blocks = self._manager.get_blocks(request.request_id).blocks
         return len(blocks[0]) if self.groups == 1 else sum(map(len, blocks))
 
     def yield_freed(self, order: Sequence[Request]) -> Iterator[int]:
-        """Yield the number of blocks that evicting each request frees, in order; the last holder frees a shared block."""
+        """Yield the number of blocks that evicting each request in order frees; the last holder frees a shared block."""
         holders: dict[int, int] = {}
         for request in order:
             freed = 0
@@ -166,22 +167,22 @@ class EngineView:
             yield freed
 
     def count_reserved_blocks(self) -> int:
-        """Return the number of blocks that running prefills still need, which vLLM does not give to loads."""
+        """Return the number of blocks that running prefills still need, which vLLM does not use for loads."""
         blocks: int = self._engine._inflight_prefill_reserved_blocks()
         return blocks
 
     def count_free_slots(self) -> int:
-        """Return the number of free slots of the model runner."""
+        """Return the number of free slots in the model runner."""
         taken = len(self._engine.started) + self._engine.num_waiting_for_streaming_input
         slots: int = self._engine.max_num_running_reqs - taken
         return slots
 
     def list_prefilling(self, requests: Sequence[Request]) -> list[Request]:
-        """Return the requests with prompt tokens left to compute: not running, or in a chunked prefill."""
+        """Return the requests whose prompt is not fully computed: they are not running, or are in a chunked prefill."""
         return [r for r in requests if r.status is not RUNNING or r.is_prefill_chunk]
 
     def count_pending_tokens(self, request: Request) -> int:
-        """Return the number of tokens to compute until the next generated token."""
+        """Return the number of tokens to compute before the next token is generated."""
         tokens = count_unscheduled_tokens(request)
         if request.status is PREEMPTED and not request.num_computed_tokens:
             # Tokens in the prefix cache are not computed again.
@@ -190,7 +191,7 @@ class EngineView:
 
 
 def is_last_token_in_flight(request: Request) -> bool:
-    """Return whether the steps in flight already reach max_tokens, so that vLLM will not schedule another."""
+    """Return whether the steps in flight already reach max_tokens, so that vLLM will not schedule another step."""
     pending: int = request.num_output_placeholders
     certain: int = request.num_computed_tokens + 2 - pending
     return pending > 0 and certain >= request.num_prompt_tokens + request.max_tokens
@@ -203,12 +204,12 @@ def count_safe_steps(request: Request) -> int:
 
 
 def count_unscheduled_tokens(request: Request) -> int:
-    """Return the number of tokens, including placeholders, that are not scheduled yet."""
+    """Return the number of the request's tokens, including placeholders, that are not scheduled yet."""
     tokens: int = request.num_tokens + request.num_output_placeholders - request.num_computed_tokens
     return tokens
 
 
 def count_tokens_after_flight(request: Request) -> int:
-    """Return the number of the request's tokens after every step in flight has returned."""
+    """Return the number of tokens that the request has after every step in flight has returned."""
     tokens: int = max(request.num_tokens + request.num_output_placeholders, request.num_computed_tokens + 1)
     return tokens

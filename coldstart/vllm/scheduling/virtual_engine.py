@@ -1,6 +1,6 @@
-"""vLLM's own scheduler and KV connector on a virtual clock, without a model, a worker or a device.
+"""Simulated engine: vLLM's own scheduler and KV connector on a virtual clock, without a model, worker or device.
 
-Equation: an iteration takes profile.iteration_s(prefill tokens, decoding requests) + context_s * total context of the
+Equation: an iteration takes profile.iteration_s(prefill tokens, decoding requests) + context_s * context tokens of the
 decoding requests. The link to host memory carries one transfer at a time in each direction. Generated tokens are arbitrary.
 """
 
@@ -50,18 +50,19 @@ MODEL = {
     "torch_dtype": "float32",
 }
 HOST_BLOCK_BYTES = 4096
-"""Host memory of one KV block of MODEL, in bytes."""
+"""Size of one KV block of MODEL in host memory, in bytes."""
 MAX_EMPTY_ITERATIONS = 8
-"""Consecutive empty iterations after which the engine waits; a decision may need the output of the previous one."""
+"""Number of consecutive empty iterations after which the engine waits; a decision may need the output of the last one."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineResources:
     """Resources of the simulated engine, in blocks, bytes and seconds.
 
-    `slots` are those of the model runner. `token_budget` is the maximum number of tokens per iteration. `depth` is the number
-    of iterations in flight: 2 for asynchronous scheduling. `context_s` is the time that each token of context of a decoding
-    request adds to an iteration, because the profile is measured with short contexts (None: derived from CONTEXT_SHARE).
+    `slots` is the number of slots in the model runner. `token_budget` is the maximum number of tokens per iteration.
+    `depth` is the number of iterations in flight (2 with asynchronous scheduling). `context_s` is the time that each
+    context token of a decoding request adds to an iteration, because profiles are measured with short contexts (None:
+    from CONTEXT_SHARE).
     """
 
     slots: int = 256
@@ -75,7 +76,7 @@ class EngineResources:
     context_s: float | None = None
 
     def blocks(self, tokens: int) -> int:
-        """Return the number of blocks for `tokens` tokens."""
+        """Return the number of blocks that `tokens` tokens need."""
         return -(-tokens // self.block_tokens)
 
 
@@ -111,7 +112,7 @@ class _SimulatedLink(OffloadingWorker):
 
 
 class UnreplicatedLayout:
-    """KV layout description that vLLM's connector worker requires."""
+    """Description of the KV layout that vLLM's connector worker requires."""
 
     replicated_layout = False
 
@@ -126,7 +127,7 @@ class _Iteration:
 
 
 class VirtualEngine:
-    """Simulated engine. It calls `emit` with the request id, the number of new tokens, and whether the request has ended."""
+    """Simulated engine. It calls `emit` with a request id, the number of new tokens, and whether the request has ended."""
 
     def __init__(
         self,
@@ -158,7 +159,7 @@ class VirtualEngine:
             self._worker.worker = self._link
 
     def add(self, name: str, prompt: Sequence[int], output: int) -> None:
-        """Add a request that generates `output` tokens. Raises ValueError if its KV never fits the device."""
+        """Add a request that generates `output` tokens. Raises ValueError if its KV cannot fit on the device."""
         needed_blocks = self.resources.blocks(len(prompt) + output)
         if needed_blocks > self.resources.device_blocks:
             raise ValueError(
@@ -179,7 +180,7 @@ class VirtualEngine:
         """Deliver the iterations that have ended, and schedule the next one.
 
         Returns:
-            The time of the next call in seconds; infinity if none is needed before the next request.
+            The time of the next call in seconds, or infinity if none is needed before the next request arrives.
         """
         self.now = now
         while self._iterations_in_flight and self._iterations_in_flight[0].end_s <= now:
@@ -251,7 +252,7 @@ class VirtualEngine:
 
 
 def make_request(name: str, prompt: list[int], output: int, block_tokens: int, priority: int = 0) -> Request:
-    """Return a vLLM request that generates `output` tokens."""
+    """Return a vLLM request that generates exactly `output` tokens."""
     params = SamplingParams(max_tokens=output, ignore_eos=True, temperature=0.0)
     hasher = get_request_block_hasher(block_tokens, sha256)
     return Request(name, prompt, params, None, priority=priority, block_hasher=hasher)
@@ -298,7 +299,7 @@ def create_scheduler(scheduler: type[AsyncScheduler], config: VllmConfig) -> Asy
 
 
 def _copy_config(base: VllmConfig) -> VllmConfig:
-    """Return a copy of a configuration that may be modified; the model configuration is shared."""
+    """Return a copy of a configuration that may be modified. The copy shares the model configuration."""
     config = copy(base)
     config.scheduler_config, config.cache_config = copy(base.scheduler_config), copy(base.cache_config)
     config.parallel_config = copy(base.parallel_config)
