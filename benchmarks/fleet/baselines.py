@@ -93,7 +93,10 @@ def shared(server: FleetServer) -> Offer:
 
 def single(model: FleetModel, waited_s: float, offers: Iterable[Offer]) -> Scheme | None:
     """Return one worker where it is loaded first. It reserves no bandwidth: its fetch has no deadline."""
-    timed = [(sizing.predict_loaded_s(model.costs, model.size, o.fetch, o.load), o) for o in offers]
+    timed = [
+        (sizing.predict_loaded_s(model.costs, model.size, o.fetch_bytes_per_s, o.load_bytes_per_s), o)
+        for o in offers
+    ]
     if not timed:
         return None
     term, offer = min(timed, key=lambda one: (one[0], one[1].free, one[1].server))

@@ -1,9 +1,9 @@
 """Scheduling decisions of the fleet, without I/O.
 
-Invariants after each event: requests are dispatched only to groups whose workers are all ready, per model in order of arrival.
-A worker is stopped only if no group uses it. Reservations on a device or a link do not exceed its capacity. Requests of a lost
-group are in the queue again, in their old positions. Events of unknown workers are ignored, so a restarted fleet can receive
-events twice.
+Invariants after each event: requests are dispatched only to groups whose workers are all ready, in order of arrival per
+model. A worker is stopped only if no group uses it. The reservations on a device or a link do not exceed its capacity.
+The requests of a lost group return to the queue in their original positions. Events about unknown workers are ignored, so
+a restarted fleet may receive an event twice.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ MAX_MODELS_PER_EVENT = 16
 
 
 class FleetCore:
-    """Decides which groups of workers a fleet runs. Times are in seconds on one monotonic clock; `starts` counts groups.
+    """Decides which groups of workers a fleet runs.
 
-    A model that fits on no server waits until memory is free, or until an idle group of another model has stopped.
+    Times are in seconds on one monotonic clock. `starts` is the number of groups started so far. A model that fits on no
+    server waits until memory becomes free, or until an idle group of another model has been stopped for it.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class FleetCore:
         return self._agenda.held
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Process an event at the time `now`, and return the actions that the caller must carry out."""
+        """Process an event that occurs at time `now`, and return the actions that the caller must carry out."""
         return [
             *self._process_event(event, now),
             *self._process_timers(now),
@@ -63,7 +64,7 @@ class FleetCore:
         ]
 
     def deadline(self) -> float:
-        """Return the latest time at which the core must receive a `Tick`; infinity if nothing depends on time."""
+        """Return the time by which the core must receive a `Tick`, or infinity if it waits for no timer."""
         return self._agenda.deadline()
 
     def _process_event(self, event: Event, now: float) -> Iterator[Action]:
@@ -190,7 +191,7 @@ class FleetCore:
     def _start_group(self, model: Deployment, room: int | None, now: float) -> Iterator[Action]:
         spec, name = model.spec, model.spec.name
         while need := model.count_workers_to_start(now):
-            # One more worker of a starting pipeline serves sooner than a new start.
+            # Keeping one more worker of a starting pipeline is faster than starting a new group.
             if self.settings.consolidate and any(
                 self._lifecycle.keeps_more(one, spec) for one in model.groups.values()
             ):
@@ -198,8 +199,8 @@ class FleetCore:
             waited_s = now - next(iter(model.waiting.values()), now)
             fits = room is None or spec.part(self.settings.most_ranks) <= room
             scheme = None
-            # A server where a start failed is tried again only if no other server has memory, or can free
-            # some; a pipeline that failed only if nothing else fits.
+            # A server on which a start failed is tried again only if no other server has memory or can free
+            # some. A pipeline size that failed is tried again only if nothing else fits.
             startable, failed_on = model.get_startable_spec(now), model.list_avoided_servers(now)
             tries = [(startable, failed_on)]
             tries += [(startable, NO_SERVERS)] if failed_on else []
@@ -224,7 +225,7 @@ class FleetCore:
     def _stop_idle_group_for(
         self, model: Deployment, now: float, avoided: Collection[str]
     ) -> Iterator[Action]:
-        """Stop the longest idle group whose device then fits the model; at most one at a time per model."""
+        """Stop the longest-idle group whose device would then fit the model, but only one group at a time per model."""
         name, memory = model.spec.name, model.spec.memory
         if not self.settings.reclaim or self._is_group_leaving_for(name):
             return

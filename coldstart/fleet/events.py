@@ -1,7 +1,7 @@
-"""Events that the core of a fleet receives, and actions that it returns.
+"""Events that the fleet's core receives, and actions that it returns.
 
-They are the only interface between the core and its two users, the live control and the simulator. The events and actions of
-requests are the same as for a host.
+They are the only interface between the core and its two users, the live control and the simulator. Requests use the same
+events and actions as on a host.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from coldstart.host.events import Tick as Tick
 
 @dataclass(frozen=True, slots=True)
 class ServerJoined:
-    """A server without workers joined or rejoined the fleet."""
+    """A server joined or rejoined the fleet, and runs no workers."""
 
     server: ServerSpec
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLost:
-    """A server was lost with all its workers."""
+    """A server was lost, together with all its workers."""
 
     server: str
 
 
 @dataclass(frozen=True, slots=True)
 class ServerDrained:
-    """An operator drained a server: it accepts no new workers."""
+    """An operator drained a server, so it accepts no new workers."""
 
     server: str
 
@@ -57,7 +57,7 @@ class LinkMeasured:
 
 @dataclass(frozen=True, slots=True)
 class HopsMeasured:
-    """The transfer times between a server and other servers were measured, in seconds by server name."""
+    """The transfer times between a server and others were measured. `seconds` maps the names of the others to seconds."""
 
     server: str
     seconds: dict[str, float]
@@ -79,7 +79,7 @@ class RankReady:
 
 @dataclass(frozen=True, slots=True)
 class WorkerDied:
-    """The process of a worker exited or did not start; `own` is False if its server could not be reached."""
+    """A worker process exited or failed to start. `own` is False if the cause is that its server could not be reached."""
 
     worker: str
     reason: str
@@ -88,14 +88,14 @@ class WorkerDied:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStopped:
-    """A worker that was ordered to stop has exited, and its memory is free."""
+    """A worker has exited after an order to stop, and its memory is free."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class StreamMoved:
-    """The migration of a stream ended: `done` is true at its target, false if it was rolled back."""
+    """The migration of a stream has ended. `done` is True if it reached its target, False if it was rolled back."""
 
     request: str
     done: bool
@@ -103,19 +103,19 @@ class StreamMoved:
 
 @dataclass(frozen=True, slots=True)
 class GroupSuspected:
-    """A request to the group failed. The group receives no requests for a moment, because it may be lost."""
+    """A request to a group failed. The group may be lost, so it receives no requests for a short time."""
 
     group: str
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchRank:
-    """Start the worker of one rank: fetch the missing weights, and load all weights of the rank onto the device.
+    """Start the worker of one rank: fetch the missing weights, then load all weights of the rank onto the device.
 
-    `size` are the bytes of weights of the rank, of which `fetch` are not in CPU memory. The fetch must end before `deadline`;
-    infinity without a bandwidth reservation. A `SetFetchRate` action follows if the worker fetches. `number` is the number of
-    its group for this model. A worker with `beside`, the name of a pipeline worker on the same device, loads the full model to
-    replace the pipeline, with the lowest fetch priority.
+    `size` is the number of weight bytes of the rank, and `fetch` is how many of them are not yet in CPU memory. The fetch
+    must end by `deadline`, which is infinity if no bandwidth was reserved. If the worker fetches, a `SetFetchRate` action
+    follows. `number` is the number of its group among the groups of this model. If `beside` names a pipeline worker on
+    the same device, this worker loads the full model to replace the pipeline, and its fetch has the lowest priority.
     """
 
     worker: str
@@ -136,7 +136,7 @@ class LaunchRank:
 
 @dataclass(frozen=True, slots=True)
 class FoundRank:
-    """Worker that still runs after a restart of the fleet gateway: its launch, and whether it is ready or stopping.
+    """A worker that is still running after a restart of the gateway: its launch, and whether it is ready or stopping.
 
     A group is ready if its first rank is ready.
     """
@@ -148,7 +148,7 @@ class FoundRank:
 
 @dataclass(frozen=True, slots=True)
 class FleetRecovered:
-    """All servers and workers that exist when the gateway starts; servers in `drained` accept no new workers."""
+    """The gateway has started and found these servers and workers. Servers in `drained` accept no new workers."""
 
     servers: tuple[ServerSpec, ...]
     ranks: tuple[FoundRank, ...] = ()
@@ -178,7 +178,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class SetFetchRate:
-    """Set the rate of a worker's weight fetch, in bytes per second; None removes the limit."""
+    """Limit a worker's weight fetch to `rate` bytes per second, or remove the limit if `rate` is None."""
 
     worker: str
     rate: float | None
@@ -186,14 +186,14 @@ class SetFetchRate:
 
 @dataclass(frozen=True, slots=True)
 class StopWorker:
-    """Stop a worker that no group uses. `WorkerStopped` follows."""
+    """Stop a worker that no group uses. A `WorkerStopped` event follows."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class MoveStream:
-    """Migrate a stream from one group to another. `StreamMoved` follows, unless the stream ends first."""
+    """Migrate a stream from one group to another. A `StreamMoved` event follows unless the stream ends first."""
 
     request: str
     source: str

@@ -1,7 +1,7 @@
-"""Deployed models in the core: their waiting requests, workers, and the groups in which workers serve; without I/O.
+"""Deployed models in the core: their waiting requests, their workers, and the groups that workers form, without I/O.
 
-A group is a pipeline of one or more workers, each on another server. Consolidation replaces a pipeline: beside each rank
-that remains, a new group of one worker loads the full model. It has no share of the requests until all of them are ready.
+A group is a pipeline of one or more workers, each on a different server. Consolidation replaces a pipeline: beside each rank
+that remains, a new group of one worker loads the full model. It receives no requests until all of them are ready.
 
 starting --all ready--> serving --consolidated, idle or removed--> leaving;  any --a worker died--> removed
 
@@ -10,8 +10,8 @@ required = ceil(max(0, waiting + arrivals in W - room) / batch).
 `room` is the number of requests that live and starting workers can still accept. The paper subtracts complete live
 workers; if all of them were busy, it would never start another one.
 
-Invariant: a request waits for at most one model, once; a request that was sent and came back waits in its old
-position. `Agenda.held` counts the waiting requests.
+Invariant: a request waits for at most one model, and only once. A request that was dispatched and came back waits in its
+original position. `Agenda.held` counts the waiting requests.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ class GroupPhase(StrEnum):
 
 @dataclass(slots=True)
 class FleetWorker:
-    """Worker process. `memory` is its reserved device memory in bytes; `full` is true if it suffices for the full model."""
+    """A worker process. `memory` is its reserved device memory in bytes.
+
+    `full` is True if that is enough for the full model.
+    """
 
     launch: LaunchRank
     memory: int
@@ -55,12 +58,13 @@ class FleetWorker:
 
 @dataclass(slots=True)
 class Group:
-    """Group of workers that serve one copy of a model.
+    """A group of workers that serve one copy of a model.
 
-    `keep` workers remain after consolidation, each with `batch` concurrent requests. `since` is the time at which the group
-    started or became idle. `replaces` is the name of the pipeline that it replaces. `predicted_s` is the time to first token
-    predicted at launch, including the wait of its oldest request; None if the group existed before the gateway started.
-    `choice` explains its number of ranks. The group receives no requests before `suspect_until`.
+    After consolidation, `keep` workers remain, each of which serves up to `batch` concurrent requests. `since` is the
+    time at which the group started or became idle. `replaces` is the name of the pipeline that it replaces. `predicted_s`
+    is the time to first token predicted at launch, including the time that the oldest request had waited, or None if an
+    earlier gateway launched the group. `choice` explains why the group has this number of ranks. The group receives no
+    requests before `suspect_until`.
     """
 
     name: str
@@ -78,7 +82,7 @@ class Group:
 
     @property
     def capacity(self) -> int:
-        """Return the maximum number of concurrent requests."""
+        """Return the maximum number of requests that the group can serve concurrently."""
         return self.batch * self.keep
 
     @property
@@ -98,9 +102,9 @@ class Group:
 class Deployment:
     """State of one deployed model. `number` is the number of its latest group.
 
-    `failures` counts consecutive failures. No group starts before `retry_at`, or on a server in `failed_on` while another
-    server is suitable. `failed_ranks` maps each pipeline size that failed to start to the time until which it is avoided and
-    the reason.
+    `failures` counts consecutive failed starts. No group starts before `retry_at`, nor on a server in `failed_on` as long
+    as another server is suitable. `failed_ranks` maps each pipeline size that failed to start to the time until which it
+    is avoided, and the reason.
     """
 
     spec: FleetModel
@@ -117,24 +121,24 @@ class Deployment:
     number: int = 0
 
     def name_next_group(self) -> str:
-        """Return the name of the next group."""
+        """Return a new name for the next group of the model."""
         self.number += 1
         return f"{self.spec.name}#{self.number}"
 
     def list_replacements(self, pipeline: Group) -> list[Group]:
-        """Return the groups that will replace the pipeline."""
+        """Return the groups that are to replace `pipeline`."""
         return [group for group in self.groups.values() if group.replaces == pipeline.name]
 
     def live(self) -> int:
-        """Return the number of workers that serve, or will serve after consolidation."""
+        """Return the number of workers that serve now or will serve after consolidation."""
         return sum(group.keep for group in self.groups.values() if group.phase is not GroupPhase.LEAVING)
 
     def has_minimum_without(self, group: Group) -> bool:
-        """Return whether the model would still have its minimum number of workers without this group."""
+        """Return whether the model would still have its minimum number of workers without `group`."""
         return self.live() - group.keep >= self.spec.least
 
     def count_workers_to_start(self, now: float) -> int:
-        """Return the number of workers to start now; the arrivals of the last `window_s` seconds predict the next arrivals."""
+        """Return the number of workers to start now. The arrivals in the last `window_s` seconds predict the next ones."""
         if self.retired or now < self.retry_at:
             return 0
         room = sum(group.spare for group in self.groups.values())
@@ -146,7 +150,7 @@ class Deployment:
         return max(0, min(max(need, self.spec.least - live), self.spec.most - live))
 
     def find_next_dispatch(self, now: float) -> tuple[str, Group] | None:
-        """Return the oldest waiting request and the first group that can accept it; None if no request can be sent."""
+        """Return the oldest waiting request and the first group that can accept it, or None if none can be dispatched."""
         request = next(iter(self.waiting), None)
         if request is None:
             return None
@@ -156,12 +160,12 @@ class Deployment:
         return None
 
     def list_avoided_servers(self, now: float) -> frozenset[str]:
-        """Return the servers on which a start failed recently, because the server may have caused the failure (a full disk)."""
+        """Return the servers on which a start failed recently, as the server itself may be the cause (a full disk, say)."""
         self.failed_on = {server: until for server, until in self.failed_on.items() if now < until}
         return frozenset(self.failed_on)
 
     def get_startable_spec(self, now: float) -> FleetModel:
-        """Return the specification without pipeline sizes that failed to start recently."""
+        """Return the model's specification, with pipeline sizes that failed to start recently marked as unavailable."""
         self.failed_ranks = {ranks: one for ranks, one in self.failed_ranks.items() if now < one[0]}
         if not self.failed_ranks:
             return self.spec
@@ -181,10 +185,10 @@ HOLD = "hold"
 
 @dataclass(slots=True)
 class TrackedRequest:
-    """A request of `model` that arrived at `since`; `group` has it, None while it waits.
+    """A request for `model` that arrived at time `since`. `group` is the group that has it, or None while it waits.
 
-    `tries` counts groups that failed. `target` is the group to which its stream moves, which counts it from the start of
-    the move.
+    `tries` is the number of groups that failed while they had the request. `target` is the group to which its stream is
+    being migrated. The request counts toward the load of that group from the start of the migration.
     """
 
     model: str
@@ -195,10 +199,10 @@ class TrackedRequest:
 
 
 class Agenda:
-    """All open requests by name; a request that waits for more than `hold_s` seconds is due at a HOLD timer.
+    """Open requests by name, timers, and the models to process.
 
-    Models are processed in the order in which they were touched. One that found no room is blocked: it is processed again
-    once memory has become free on any server.
+    A HOLD timer is due when a request has waited for `hold_s` seconds. Models are processed in the order in which they
+    were touched. A model for which no server had room is blocked until memory becomes free on any server.
     """
 
     def __init__(self, models: Mapping[str, Deployment], hold_s: float) -> None:
@@ -217,7 +221,7 @@ class Agenda:
         self._hold(request, model, now)
 
     def requeue(self, request: str, now: float) -> None:
-        """Return a request to the queue, in its old position, after its group failed."""
+        """Return a request to its original position in the queue after its group failed."""
         known = self.open[request]
         known.group = None
         model = self._models[known.model]
@@ -238,7 +242,7 @@ class Agenda:
         known.group = group
 
     def forget(self, request: str) -> TrackedRequest:
-        """Remove an open request."""
+        """Remove an open request, and return its record."""
         known = self.open.pop(request)
         if known.group is None:
             self.held -= 1
@@ -250,18 +254,18 @@ class Agenda:
         return known is not None and known.group is None
 
     def plan(self, time: float, kind: str, name: str) -> None:
-        """Add a timer."""
+        """Add a timer of `kind` for the request, group or model `name`, due at `time`."""
         self._number += 1
         heappush(self._timers, (time, self._number, kind, name))
 
     def deadline(self) -> float:
-        """Return the time of the next timer; minus infinity if models remain to be processed, infinity without a timer."""
+        """Return when the next timer is due: minus infinity if models are left to process, infinity if there is no timer."""
         if self._touched:
             return -inf
         return self._timers[0][0] if self._timers else inf
 
     def due(self, now: float) -> Iterator[tuple[str, str]]:
-        """Yield the timers that are due, in order; timers added during the iteration are left for the next call."""
+        """Yield the kind and name of each timer that is due, in order. Timers added meanwhile are left for the next call."""
         last = self._number
         while self._timers and self._timers[0][0] <= now and self._timers[0][1] <= last:
             _, _, kind, name = heappop(self._timers)
@@ -271,7 +275,7 @@ class Agenda:
         self._touched[model] = None
 
     def free(self) -> None:
-        """Mark the blocked models to be processed again, because memory or bandwidth may be free now."""
+        """Mark the blocked models to be processed again, because memory or bandwidth may have become free."""
         self._touched |= self._blocked
 
     def block(self, model: str) -> None:
@@ -281,7 +285,7 @@ class Agenda:
         self._blocked.pop(model, None)
 
     def take(self, most: int) -> list[str]:
-        """Remove and return up to `most` models that must be processed now."""
+        """Remove and return up to `most` of the models to process."""
         names = list(islice(self._touched, most))
         for name in names:
             del self._touched[name]

@@ -1,9 +1,9 @@
-"""Life cycle of groups and their workers from launch to end; each method yields the orders that follow from one fact.
+"""Life cycle of groups and their workers from launch to end. Each method yields the actions that follow from one event.
 
-A pipeline is consolidated into single workers (ParaServe, section 6). Scaling down retains one worker. Scaling up
-retains as many as the load requires, among those with enough memory. The switch happens when all of them hold the full
-model. Streams that cannot move end in the pipeline, which stops after its last stream. If a worker that loads the full
-model ends before the switch, one fewer remains; without any the pipeline serves on.
+A pipeline is consolidated into single workers (ParaServe, section 6). One worker remains when scaling down. When scaling up,
+as many remain as the load requires, among those with enough memory. The switch happens when all of them have loaded the full
+model. Streams that cannot be moved end in the pipeline, which stops after its last stream. If a worker that loads the full
+model ends before the switch, one fewer remains. If none is left, the pipeline keeps serving.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ IDLE, RETRY = "idle", "retry"
 
 
 class GroupLifecycle:
-    """Life cycle of all groups, from launch to end."""
+    """Life cycle of all groups of the fleet."""
 
     def __init__(
         self, settings: FleetSettings, models: dict[str, Deployment], roster: Roster, agenda: Agenda
@@ -28,7 +28,7 @@ class GroupLifecycle:
         self.settings, self.models, self.roster, self.agenda = settings, models, roster, agenda
         self.groups: dict[str, Group] = {}
         self.idle: dict[str, Group] = {}
-        """Idle groups, longest idle first."""
+        """Idle groups, with the longest-idle group first."""
 
     def add(self, group: Group) -> None:
         """Add a group that was launched or adopted."""
@@ -40,7 +40,10 @@ class GroupLifecycle:
         self.idle.pop(group.name, None)
 
     def drop_request(self, group: Group, request: str, now: float) -> Iterator[Action]:
-        """Remove a request from the group. A group without requests becomes idle, or stops if it accepts no new requests."""
+        """Remove a request from a group.
+
+        If it was the last one, the group becomes idle, or stops if it accepts no new requests.
+        """
         group.in_flight.pop(request, None)
         self.agenda.touch(group.model)
         if group.in_flight:
@@ -58,7 +61,7 @@ class GroupLifecycle:
             self.agenda.plan(now + self.models[group.model].spec.idle_s, IDLE, group.name)
 
     def _remove_group(self, group: Group, now: float) -> Iterator[Action]:
-        """Remove a group without requests, and stop its workers."""
+        """Remove a group that has no requests, and stop its workers."""
         self.groups.pop(group.name, None)
         self.idle.pop(group.name, None)
         self.models[group.model].groups.pop(group.name, None)
@@ -66,9 +69,10 @@ class GroupLifecycle:
         yield from self.roster.stop(group, now)
 
     def keeps_more(self, group: Group, spec: FleetModel) -> bool:
-        """Keep one more worker of a starting pipeline after consolidation; return whether the pipeline had another worker.
+        """Keep one more worker of a starting pipeline after consolidation.
 
-        A worker that does not hold the full model is enlarged if its device has the memory for it.
+        Return whether the pipeline had another worker to keep. If all of its full workers are already kept, the memory of
+        another worker is increased if its device has enough.
         """
         if len(group.workers) < 2 or group.phase is not GroupPhase.STARTING:
             return False
@@ -82,7 +86,7 @@ class GroupLifecycle:
         return True
 
     def begin_serving(self, group: Group, now: float) -> Iterator[Action]:
-        """Start serving with a ready group. A group that replaces a pipeline starts serving in `_switch`."""
+        """Start to serve requests with a group if it is ready. A group that replaces a pipeline starts serving in `_switch`."""
         if group.phase is not GroupPhase.STARTING or not group.ready:
             return
         if group.replaces:
@@ -100,7 +104,7 @@ class GroupLifecycle:
             yield from self._launch_full_workers(group, model, now)
 
     def _launch_full_workers(self, group: Group, model: Deployment, now: float) -> Iterator[LaunchRank]:
-        """Launch workers with the full model on the devices of a ready pipeline, as many as the load requires."""
+        """Launch as many workers with the full model as the load requires, on the devices of a ready pipeline."""
         full = [worker for worker in group.workers if worker.full]
         group.keep = max(1, min(len(full), group.keep + model.count_workers_to_start(now)))
         for rank in full[: group.keep]:
@@ -109,7 +113,7 @@ class GroupLifecycle:
             yield order
 
     def _switch(self, pipeline: Group, now: float) -> Iterator[Action]:
-        """Replace a pipeline when all its replacements are ready, and migrate its streams to the least busy of them."""
+        """Replace a pipeline once all its replacements are ready, and migrate each stream to the least busy of them."""
         model = self.models[pipeline.model]
         singles = model.list_replacements(pipeline)
         if pipeline.phase is not GroupPhase.SERVING or not all(single.ready for single in singles):
@@ -151,9 +155,9 @@ class GroupLifecycle:
         yield from self.fail(group, f"{worker.name}: {reason}", now, counts=own)
 
     def fail(self, group: Group, reason: str, now: float, *, counts: bool = True) -> Iterator[Action]:
-        """End the group, as the end of any rank does; its requests wait again, in their old positions.
+        """End a group because one of its ranks ended. Its requests return to the queue in their original positions.
 
-        The failure `counts` against the model and its requests unless their server was lost.
+        If `counts` is set, the failure counts against the model and the requests. It is not set if a server was lost.
         """
         model, starting = self.models[group.model], group.phase is GroupPhase.STARTING
         requests = list(group.in_flight)
@@ -178,7 +182,7 @@ class GroupLifecycle:
         self.agenda.touch(group.model)
 
     def _keep_fewer(self, pipeline: str, now: float) -> Iterator[Action]:
-        """Continue without a replacement of a pipeline that exited; without any replacement the pipeline keeps serving."""
+        """Continue without a replacement of a pipeline that exited. If no replacement is left, the pipeline keeps serving."""
         group = self.groups.get(pipeline)
         if group is None or group.phase is GroupPhase.LEAVING:
             return
@@ -190,7 +194,7 @@ class GroupLifecycle:
             yield from self._switch(group, now)
 
     def _stop_replacing(self, pipeline: Group, now: float) -> Iterator[Action]:
-        """Stop the replacements of a pipeline that ended before the switch."""
+        """Stop the starting replacements of a pipeline that ended before the switch."""
         for single in self.models[pipeline.model].list_replacements(pipeline):
             if single.phase is GroupPhase.STARTING:
                 yield from self._remove_group(single, now)
@@ -201,7 +205,7 @@ class GroupLifecycle:
         known = self.agenda.open[request]
         target, known.target = known.target, None
         if known.group != group.name:
-            # It was only moving here: its current group still has it.
+            # It was only being moved here, and its current group still has it.
             return
         if target in self.groups:
             yield from self.drop_request(self.groups[target], request, now)
@@ -215,7 +219,7 @@ class GroupLifecycle:
             self.agenda.requeue(request, now)
 
     def end_request(self, request: str, now: float) -> Iterator[Action]:
-        """Remove a finished request from its group."""
+        """Remove a request that has ended from its group."""
         known = self.agenda.forget(request)
         self.agenda.touch(known.model)
         for group in (known.group, known.target):
@@ -223,13 +227,13 @@ class GroupLifecycle:
                 yield from self.drop_request(self.groups[group], request, now)
 
     def rebuild(self, ranks: tuple[events.FoundRank, ...], now: float) -> Iterator[Action]:
-        """Adopt the groups of existing ranks; stop ranks of unknown models and of incomplete groups."""
+        """Adopt the groups of ranks that are still running. Stop ranks of unknown models and of incomplete groups."""
         by_group: dict[str, list[events.FoundRank]] = {}
         for found in ranks:
             by_group.setdefault(found.launch.group, []).append(found)
         replaced = {found.launch.beside for found in ranks}
         adopted: list[Group] = []
-        # Pipelines before the groups that replace them.
+        # Adopt pipelines before the groups that replace them.
         for name, parts in sorted(by_group.items(), key=lambda one: one[1][0].launch.beside):
             first = parts[0].launch
             model = self.models.get(first.model)
@@ -268,14 +272,14 @@ class GroupLifecycle:
                 yield from self.stop(group, now)
 
     def stop(self, group: Group, now: float) -> Iterator[Action]:
-        """Send no new requests to the group, and stop it when its last request has ended."""
+        """Dispatch no more requests to a group, and stop it after its last request has ended."""
         yield from self._stop_replacing(group, now)
         group.phase = GroupPhase.LEAVING
         if not group.in_flight:
             yield from self._remove_group(group, now)
 
     def stop_idle(self, group: Group, now: float) -> Iterator[Action]:
-        """Stop a group that has been idle for its `idle_s`, unless its model needs it."""
+        """Stop a group that has been idle for `idle_s` seconds, unless its model needs it for its minimum number of workers."""
         model = self.models[group.model]
         if not group.idle or now < group.since + model.spec.idle_s:
             return

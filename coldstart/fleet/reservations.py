@@ -1,12 +1,12 @@
-"""Reserve bandwidth of a server's link so that every admitted fetch meets its deadline (ParaServe, Algorithm 2, corrected).
+"""Reserve bandwidth on a server's link so that every admitted fetch meets its deadline (ParaServe, Algorithm 2, corrected).
 
-A new fetch next to N others is offered B/(N+1) if every admitted fetch still ends in time with that share (equation 3).
+A new fetch besides N others is offered B/(N+1) if every admitted fetch still ends in time with that share (equation 3).
 The paper's B/N divides by zero on an idle server. Pending bytes are aged first, event by event. Background
 fetches after start-up use the remaining bandwidth and do not count in N.
 
 Invariant: under exact processor sharing no admitted fetch ends after its deadline, because a share only grows until
-the next fetch is admitted, and admission checks all deadlines. A fetch that is already too late gets no deadline:
-with one it would block every later fetch. The link moves `rate` bytes a second while any fetch is pending; time is split
+the next fetch is admitted, and admission checks all deadlines. A fetch that is already too late gets no deadline,
+because it would then block every later fetch. The link moves `rate` bytes a second while any fetch is pending; time is split
 at the end of every fetch, so that shares stay correct (unlike the paper's equation 4).
 """
 
@@ -16,12 +16,15 @@ from dataclasses import dataclass, field
 from math import inf
 
 CRUMB = 1e-3
-"""Remainders up to this many bytes are rounding errors and count as 0."""
+"""Remainders of up to this many bytes are rounding errors and count as 0."""
 
 
 @dataclass(slots=True)
 class NetworkLink:
-    """Simulated network link. `moved` counts transferred bytes; `pending` and `background` map fetches to remaining bytes."""
+    """Simulated network link. `moved` counts the transferred bytes.
+
+    `pending` and `background` map fetches to remaining bytes.
+    """
 
     rate: float
     now: float = 0.0
@@ -30,7 +33,7 @@ class NetworkLink:
     background: dict[str, float] = field(default_factory=dict)
 
     def advance(self, now: float) -> list[tuple[str, float]]:
-        """Transfer bytes until the time `now`; return the fetches that ended, with their end times."""
+        """Simulate the transfer until time `now`. Return the fetches that ended, with their end times."""
         ended: list[tuple[str, float]] = []
         while self.now < now and self.rate > 0 and (active := self.pending or self.background):
             each = self.rate / len(active)
@@ -50,24 +53,24 @@ class NetworkLink:
         return ended
 
     def add(self, name: str, size: float, *, background: bool = False) -> None:
-        """Add a fetch at the time `self.now`. Raises ValueError if the name is in use."""
+        """Add a fetch of `size` bytes that starts at `self.now`. Raises ValueError if the name is already in use."""
         if name in self.pending or name in self.background:
             raise ValueError(f"{name} is already fetching")
         (self.background if background else self.pending)[name] = float(size)
 
     def drop(self, name: str) -> None:
-        """Remove a fetch, whether it is complete or not."""
+        """Remove a fetch, whether or not it is complete."""
         self.pending.pop(name, None)
         self.background.pop(name, None)
 
     def next_end(self) -> float:
-        """Return when the next fetch ends if none is added; infinity if none is pending."""
+        """Return when the next fetch ends if no other is added, or infinity if none is pending."""
         active = self.pending or self.background
         return self.now + min(active.values()) * len(active) / self.rate if active and self.rate > 0 else inf
 
 
 class BandwidthReservations:
-    """Bandwidth reservations on the network link of one server; `bandwidth` is in bytes per second."""
+    """Bandwidth reservations on the network link of one server. `bandwidth` is in bytes per second."""
 
     def __init__(self, bandwidth: float, now: float = 0.0) -> None:
         self.link, self.deadlines = NetworkLink(bandwidth, now), dict[str, float]()
@@ -78,17 +81,16 @@ class BandwidthReservations:
             self.deadlines.pop(name, None)
 
     def offer(self, now: float) -> float:
-        """Return the rate for a new fetch in bytes per second; 0 if it would delay another fetch beyond its deadline."""
+        """Return the rate for a new fetch in bytes per second, or 0 if it would make another fetch miss its deadline."""
         self._age(now)
         share = self.link.rate / (len(self.link.pending) + 1)
         safe = all(size <= share * (self.deadlines[name] - now) for name, size in self.link.pending.items())
         return share if safe else 0.0
 
     def claim(self, name: str, size: float, deadline: float, now: float) -> None:
-        """Admit a foreground fetch; without a deadline (infinity) if it is already too late or its scheme needs none.
+        """Admit a foreground fetch. `deadline` is infinity if the fetch is already late or its scheme does not need one.
 
-        Raises:
-            ValueError: It would make another fetch late, or be late itself.
+        Raises ValueError if the fetch would miss its deadline, or would make another fetch miss its own.
         """
         share = self.offer(now)
         # Allow a relative error of 1e-9: the deadline was computed from the same offer.
@@ -100,20 +102,20 @@ class BandwidthReservations:
         self.deadlines[name] = deadline
 
     def trail(self, name: str, size: float, now: float) -> None:
-        """Admit a background fetch, which uses only bandwidth that foreground fetches leave."""
+        """Admit a background fetch, which uses only the bandwidth that foreground fetches leave free."""
         self._age(now)
         self.link.add(name, size, background=True)
 
     def finished(self, name: str, now: float) -> None:
-        """Release the reservation of a completed fetch, even if its estimate says that bytes remain."""
+        """Release the reservation of a completed fetch, even if some of its bytes remain in the simulation."""
         self._age(now)
         self.link.drop(name)
         self.deadlines.pop(name, None)
 
     def list_changed_rates(self) -> list[tuple[str, float | None]]:
-        """Return the foreground fetches whose rate changed since the last call, with the new rate in bytes/s.
+        """Return the foreground fetches whose rate changed since the last call, each with its new rate in bytes per second.
 
-        The rate is None for a fetch that has the link to itself: without a limit it measures the speed of the link.
+        The rate is None for a fetch that has the link to itself, so that the fetch measures the speed of the link.
         """
         count = len(self.link.pending)
         each = None if count == 1 else self.link.rate / max(1, count)
@@ -121,6 +123,6 @@ class BandwidthReservations:
         return [(name, each) for name in self._reported if name not in before or before[name] != each]
 
     def measured(self, bandwidth: float, now: float) -> None:
-        """Set the bandwidth of the link to a measured value, in bytes per second."""
+        """Set the bandwidth of the link to a measured value in bytes per second."""
         self._age(now)
         self.link.rate = bandwidth

@@ -1,7 +1,7 @@
-"""Workers by name and their resources: every change of device memory and link reservations goes through this module.
+"""Workers by name, and their resources. Every change of device memory and link reservations goes through this module.
 
-Invariants: a worker holds its device memory from its launch until its process is known to have ended; on each device,
-free memory and the memory of workers add up to its size; a lost server holds no memory.
+Invariants: a worker holds its device memory from its launch until its process is known to have ended; on each device, the
+free memory and the memory of its workers add up to the device's size; a lost server holds no memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STEP = 1.05
 
 
 class FleetServer:
-    """Free device memory and CPU memory of one server, and the reservations on its link."""
+    """Free device memory of one server, and the bandwidth reservations on its link."""
 
     def __init__(self, spec: ServerSpec, now: float) -> None:
         self.spec, self.draining = spec, False
@@ -34,7 +34,7 @@ class FleetServer:
         return Offer(self.spec.name, fetch, self.spec.load, max(self.free))
 
     def take(self, memory: int) -> int:
-        """Allocate `memory` bytes on the fullest device that has them (best fit), and return the number of the device."""
+        """Allocate `memory` bytes on the fullest device that has enough (best fit). Return the number of the device."""
         device = min((free, number) for number, free in enumerate(self.free) if free >= memory)[1]
         self.free[device] -= memory
         return device
@@ -43,7 +43,7 @@ class FleetServer:
 class Roster:
     """Workers, and servers in the order in which they joined.
 
-    A benchmark's subclass may place models otherwise, or know weights that need no fetch.
+    Benchmarks subclass it to place models differently, or to model servers that already have weights.
     """
 
     def __init__(self, settings: FleetSettings) -> None:
@@ -52,8 +52,8 @@ class Roster:
         self.workers: dict[str, FleetWorker] = {}
         self.hops: dict[str, dict[str, float]] = {}
         self._stirred: dict[str, None] = {}
-        # Servers by offer: those without a fetch, whose offer does not depend on the time, in order of free memory
-        # and name by the rates of link and load; the others by name. `_stale` ones have changed since.
+        # Index of servers. `_idle` has those without a fetch, whose offers do not depend on the time, by the rates of
+        # link and load, in order of free memory and name. `_stale` has those that changed since the last update.
         self._idle: dict[tuple[float, float], list[tuple[int, str]]] = {}
         self._at: dict[str, tuple[tuple[float, float], tuple[int, str]]] = {}
         self._fetching: dict[str, None] = {}
@@ -103,16 +103,16 @@ class Roster:
         self._stale.clear()
 
     def find_most_free(self) -> int:
-        """Return the free bytes of the emptiest device of all servers that accept workers."""
+        """Return the largest number of free bytes on any device of the servers that accept workers."""
         self._update_index()
         fetching = (max(self.servers[name].free) for name in self._fetching)
         return max((*(entries[-1][0] for entries in self._idle.values()), *fetching), default=0)
 
     def list_offers(self, model: FleetModel, now: float, avoided: Collection[str] = ()) -> list[Offer]:
-        """Return the offers among which Algorithm 1 chooses for the model, without servers in `avoided`.
+        """Return the offers from which Algorithm 1 chooses for the model, without those of servers in `avoided`.
 
-        Among idle servers with equal links the algorithm prefers those with the least memory that is enough. Therefore only a
-        few servers are offered: the smallest that can hold a rank, and the smallest that can hold a full worker.
+        Among idle servers with equal links, the algorithm prefers those with the least memory that is enough. Therefore only
+        a few of them make an offer: the smallest that can hold a rank, and the smallest that can hold a full worker.
         """
         self._update_index()
         sizes, count = range(2, self.settings.most_ranks + 1), self.settings.most_ranks + len(avoided)
@@ -132,7 +132,7 @@ class Roster:
         return found
 
     def list_changed_rates(self) -> Iterator[SetFetchRate]:
-        """Yield the new rates of fetches whose rate changed since the last call."""
+        """Yield an action for each fetch whose rate changed since the last call."""
         stirred, self._stirred = self._stirred, {}
         for server in stirred:
             if server in self.servers:
@@ -141,28 +141,28 @@ class Roster:
                 )
 
     def _reservations(self, server: FleetServer) -> BandwidthReservations:
-        """Return the reservations of a server, and mark them as changed."""
+        """Return the reservations of a server, and mark the server as changed."""
         self._stirred[server.spec.name] = self._stale[server.spec.name] = None
         return server.reservations
 
     def place(
         self, model: FleetModel, required: int, now: float, waited_s: float, avoided: Collection[str] = ()
     ) -> Scheme | None:
-        """Return the scheme of a start by Algorithm 1 of ParaServe over the offers of the reservations (Algorithm 2).
+        """Choose a scheme for a start with ParaServe's Algorithm 1, from the offers that link reservations allow (Algorithm 2).
 
-        None: the model must wait. Servers in `avoided` are not used.
+        Return None if the model must wait. Servers in `avoided` are not used.
         """
         offers = self.list_offers(model, now, avoided)
         return choose(model, offers, self.settings, required=required, waited_s=waited_s, hops=self.hops)
 
     def count_missing(self, server: FleetServer, model: str, size: int) -> int:
-        """Return how many of the `size` bytes of a model's weights the server must fetch."""
+        """Return how many of the `size` bytes of a model's weights the server must fetch (here all of them)."""
         return size
 
     def launch(
         self, deployment: Deployment, scheme: Scheme, keep: int, now: float
     ) -> tuple[Group, list[LaunchRank]]:
-        """Reserve memory and bandwidth for a scheme; return its group and the launch actions."""
+        """Reserve memory and bandwidth for a scheme. Return its group and the launch actions of its ranks."""
         keep, model = min(keep, max(1, scheme.full)), deployment.spec
         name = deployment.name_next_group()
         group = Group(
@@ -192,9 +192,9 @@ class Roster:
     def launch_beside(
         self, rank: FleetWorker, deployment: Deployment, now: float
     ) -> tuple[Group, LaunchRank]:
-        """Launch a worker for the full model in a part of the rank's memory; return its group and the launch order.
+        """Launch a worker with the full model in part of the rank's memory. Return its group and the launch action.
 
-        The group has no capacity before it replaces that of the rank.
+        The group has no capacity until it replaces the group of the rank.
         """
         model, server = deployment.spec, self.servers[rank.server]
         group = Group(
@@ -225,10 +225,10 @@ class Roster:
     def adopt(
         self, parts: list[FoundRank], model: FleetModel, replaced: Collection[str], now: float
     ) -> Group | None:
-        """Adopt a group that an earlier process of the fleet launched; return None if it is incomplete.
+        """Adopt a group that an earlier gateway launched. Return None if the group is incomplete.
 
-        A worker that is stopping, or will be stopped, retains its memory until it has ended. Workers beside the ranks
-        `replaced` have a part of their memory.
+        A worker that is stopping, or is to be stopped, keeps its memory until it has ended. The replacements of the ranks in
+        `replaced` already hold part of the memory of these ranks.
         """
         first = parts[0].launch
         whole = len(parts) == first.ranks and not any(part.stopping for part in parts)
@@ -249,13 +249,13 @@ class Roster:
         return group if whole else None
 
     def record_bandwidth(self, server: str, bandwidth: float, now: float) -> None:
-        """Record the measured speed of a server's link, in bytes/s, rounded down by up to 5 %.
+        """Record the measured speed of a server's link in bytes per second, rounded down by up to 5%.
 
-        So servers behind equal links stay equal, whatever the noise: among them the fullest one is chosen.
+        The rounding makes servers behind equal links equal despite noise, so that the fullest of them is chosen.
         """
         if (known := self.servers.get(server)) is not None:
             self._reservations(known).measured(STEP ** floor(log(bandwidth, STEP)), now)
-            # At once, so that no later decision has to for all servers.
+            # Update the index now, so that no later decision must do so for all servers.
             self._update_index()
 
     def record_fetched(self, worker: FleetWorker, now: float) -> None:
@@ -266,7 +266,7 @@ class Roster:
         worker.ready = True
 
     def grow_worker(self, worker: FleetWorker, memory: int) -> bool:
-        """Increase the reservation of a worker to `memory` bytes; return False if its device has too little free memory."""
+        """Increase a worker's reservation to `memory` bytes. Return False if its device does not have enough free memory."""
         free, more = self.servers[worker.server].free, memory - worker.memory
         if free[worker.launch.device] < more:
             return False
@@ -276,7 +276,7 @@ class Roster:
         return True
 
     def stop(self, group: Group, now: float) -> Iterator[StopWorker]:
-        """Order the workers of a group to stop."""
+        """Yield an order to stop each worker of a group."""
         group.phase = GroupPhase.LEAVING
         for worker in group.workers:
             if not worker.stopping and worker.name in self.workers:
@@ -293,7 +293,7 @@ class Roster:
         self._stale[worker.server] = None
 
     def lose(self, server: str) -> list[FleetWorker]:
-        """Remove a lost server; return its workers."""
+        """Remove a lost server, and return the workers that it had."""
         self.servers.pop(server, None)
         self._stale[server] = None
         self.hops.pop(server, None)
@@ -311,9 +311,9 @@ class Roster:
 
 
 def _find_fetch_budget_s(model: FleetModel, scheme: Scheme, place: Place, load: float) -> float:
-    """Return the seconds in which the rank must be fetched: the paper's D minus the current time.
+    """Return the seconds within which the weights of a rank must be fetched: the paper's D minus the current time.
 
-    The load time is subtracted unless the load overlaps the fetch.
+    The load time is subtracted unless loading overlaps with the fetch.
     """
     if not scheme.meets or model.ttft_s == inf:
         return inf

@@ -1,27 +1,29 @@
 """Number and choice of servers for a cold start (ParaServe, Algorithm 1, corrected).
 
 Corrections: candidates for the remaining ranks are sorted in ascending order like the others, and a server holds one
-rank. The sort key is the complete term_x, not 1/b + 1/p, because equation 5 is not a sum, and with that key
-the greedy choice is exact. A group that is consolidated later needs a full worker to consolidate into. A fallback
-that no server can hold is not a scheme. A pipeline that is not faster than one worker is not a scheme either: the cost of
-starting its ranks may exceed what their parallel fetches save.
+rank. The sort key is the complete term_x rather than 1/b + 1/p: equation 5 is not a sum, and sorting by term_x makes the
+greedy choice optimal. A group that is consolidated later needs a full worker to consolidate into. A fallback that no server
+can hold is not a scheme. Neither is a pipeline that is not faster than one worker: starting its ranks may cost more time
+than their parallel fetches save.
 
-Invariant: the scheme is the first, in the order of `sizes` and of full workers ascending, with which any choice of
-servers could meet the SLO; and no choice of servers for it has a shorter slowest term.
+Invariant: schemes are tried in the order of `list_group_sizes`, then by ascending number of full workers. The result is
+the first one for which at least one choice of servers meets the SLO. No other choice of servers for it has a shorter
+slowest term.
 
 Time to first token (ParaServe, equations 1, 2 and 5):
 
 TTFT = t_w + max over ranks x of term_x + t_j s + t_p (s - w + w/s) + t_n s.
 TPOT = t_d (s - w + w/s) + t_n s.
 
-Of s ranks, w have the memory, and so the compute share, of a full model. term_x is the time until rank x
-has loaded its m_x bytes, with b_x bytes/s from the network and p_x to the device:
+t_w is the time that the oldest request has already waited. `Costs` defines the other times. Of s ranks, w have the
+memory, and therefore the compute share, of a full model. term_x is the time until rank x has loaded its m_x bytes, with
+b_x bytes/s from the network and p_x to the device:
 
 sequential    t_cc + t_cu + t_l + m_x/b_x + m_x/p_x           (equation 1);
 full          max(t_cc + t_cu + max(m_x/p_x, t_l), m_x/b_x)   (equation 5).
 
-t_j, once per rank and start, is not in the paper: the time that ranks take to connect is not part of the cost of a
-token. All values are in seconds, bytes and bytes per second.
+t_j (not in the paper) is the time that one rank takes to join the group. It is paid once per start, so it is kept out of
+t_n, which is paid for every token. All values are in seconds, bytes and bytes per second.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from coldstart.fleet.specification import MOST_RANKS, Costs, FleetModel, FleetSe
 
 
 def fetch_s(size: float, rate: float) -> float:
-    """Return the seconds to move `size` bytes; infinity at rate 0, 0 for no bytes."""
+    """Return the seconds that it takes to move `size` bytes at `rate` bytes per second: infinity at rate 0, 0 for no bytes."""
     return size / rate if rate > 0 else (inf if size else 0.0)
 
 
@@ -47,7 +49,7 @@ def predict_loaded_s(costs: Costs, size: float, fetch: float, load: float) -> fl
 
 
 def predict_loaded_after_s(costs: Costs, size: float, load: float, fetched_s: float) -> float:
-    """Return the seconds until a rank is loaded (term_x) if its last byte arrives `fetched_s` after the decision."""
+    """Return the seconds until a rank is loaded (term_x) if its last byte arrives `fetched_s` seconds after the decision."""
     copy = fetch_s(size, load)
     if costs.overlap is Overlap.SEQUENTIAL:
         return fetched_s + copy
@@ -55,7 +57,7 @@ def predict_loaded_after_s(costs: Costs, size: float, load: float, fetched_s: fl
 
 
 def predict_fetch_begin_s(costs: Costs) -> float:
-    """Return the seconds until the fetch begins: 0, or in a sequential start the seconds until the runtime is ready."""
+    """Return the seconds until the fetch begins: 0, or until the runtime is ready if the start is sequential."""
     return costs.runtime_s if costs.overlap is Overlap.SEQUENTIAL else 0.0
 
 
@@ -65,40 +67,39 @@ def compute_slowdown(ranks: int, full: int) -> float:
 
 
 def predict_first_token_s(costs: Costs, ranks: int, full: int) -> float:
-    """Return the seconds from a ready group to the first token; `full` ranks have the memory of a full model."""
+    """Return the seconds from when the group is ready to its first token. `full` ranks have the memory of a full model."""
     return costs.prefill_s * compute_slowdown(ranks, full) + costs.hop_s * ranks
 
 
 def predict_tpot_s(costs: Costs, ranks: int, full: int) -> float:
-    """Return the time per output token (equation 2)."""
+    """Return the time per output token in seconds (equation 2)."""
     return costs.decode_s * compute_slowdown(ranks, full) + costs.hop_s * ranks
 
 
 def predict_ttft_s(costs: Costs, slowest_s: float, ranks: int, full: int, waited_s: float = 0.0) -> float:
-    """Return the time to first token (ParaServe, equations 1 and 5).
+    """Return the time to first token in seconds (ParaServe, equations 1 and 5).
 
-    `slowest_s` is the largest term of the start, `full` the number of ranks with the memory of a full model.
+    `slowest_s` is the largest term_x of the ranks. `full` is the number of ranks with the memory of a full model.
     """
     return waited_s + slowest_s + costs.join_s * ranks + predict_first_token_s(costs, ranks, full)
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Resources that a server offers for a rank.
+    """Resources that a server offers for a rank. A server with a fetch rate of 0 accepts no fetch.
 
-    `fetch` and `load` are in bytes per second; a server with `fetch` 0 accepts no fetch. `free` are the free bytes of its
-    emptiest device.
+    `load_bytes_per_s` is the rate from host memory to a device. `free` is the number of free bytes on its emptiest device.
     """
 
     server: str
-    fetch: float
-    load: float
+    fetch_bytes_per_s: float
+    load_bytes_per_s: float
     free: int
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Placement of one rank: server, bytes of weights, device bytes, and whether it can hold the full model later."""
+    """Placement of one rank: its server, its weight bytes, its device bytes, and whether it can later hold the full model."""
 
     server: str
     size: int
@@ -123,19 +124,19 @@ class Scheme:
 
 
 def list_group_sizes(required: int, most: int = MOST_RANKS) -> Iterator[int]:
-    """Yield group sizes in order of preference: from `required` (section 6.1) up to `most`, then smaller sizes descending."""
+    """Yield group sizes in order of preference: `required` (section 6.1) up to `most`, then smaller sizes, largest first."""
     least = min(max(1, required), most)
     yield from range(least, most + 1)
     yield from range(least - 1, 0, -1)
 
 
 def count_min_full_workers(ranks: int, required: int, consolidate: bool) -> int:
-    """Return the minimum number of full workers of a group: those that remain after consolidation."""
+    """Return the minimum number of full workers in a group, which is the number that remains after consolidation."""
     return max(1, min(ranks, required)) if consolidate or ranks == 1 else 0
 
 
 Hops = Mapping[str, Mapping[str, float]]
-"""Measured transfer times between two servers in seconds, by their names in either order."""
+"""Measured transfer times between pairs of servers in seconds, by their names in alphabetical order."""
 
 
 def choose(
@@ -147,12 +148,13 @@ def choose(
     waited_s: float = 0.0,
     hops: Hops | None = None,
 ) -> Scheme | None:
-    """Return the smallest scheme that meets the SLO, else the fastest single worker, else None: the model must wait.
+    """Return the smallest scheme that meets the SLO, else the fastest single worker, or None if the model must wait.
 
-    The oldest request has already waited `waited_s` seconds. `hops` replaces the hop time of the costs for measured pairs.
+    The oldest request has already waited `waited_s` seconds. For server pairs in `hops`, the measured time replaces the hop
+    time in the model's costs.
     """
-    open_ = [offer for offer in offers if offer.fetch > 0]
-    # It is the first that is considered, unless more workers are required.
+    open_ = [offer for offer in offers if offer.fetch_bytes_per_s > 0]
+    # The scheme of a single worker is considered first, unless more workers are required.
     single = None
     if required > 1:
         single = _build_scheme(model, _order_offers(model, open_, 1), settings, 1, 1, waited_s, None)
@@ -207,7 +209,7 @@ def list_schemes(
     waited_s: float = 0.0,
     hops: Hops | None = None,
 ) -> Iterator[Scheme]:
-    """Yield the best scheme of each size and number of full workers that fits, in order of preference."""
+    """Yield the best scheme for each group size and number of full workers that fits, in order of preference."""
     for ranks in list_group_sizes(required, settings.most_ranks):
         if ranks in model.unavailable:
             continue
@@ -218,19 +220,19 @@ def list_schemes(
 
 
 Timed = tuple[float, int, float, str, Offer]
-"""Offer after its term and what decides among equal terms: free memory, bandwidth (negative) and name."""
+"""An offer, after its term_x and the values that decide between equal terms: free memory, negative bandwidth and name."""
 
 
 def _order_offers(model: FleetModel, offers: Sequence[Offer], ranks: int) -> list[Timed]:
-    """Return the servers that fit a part, by term; among equals the fullest first, so that empty devices stay free."""
+    """Return the servers that can hold a rank, by term_x. Among equals, the fullest comes first, to keep empty devices free."""
     size = max(model.ranks(ranks))
     least = model.part(ranks) if ranks > 1 else model.memory
     costs = model.costs
     return sorted(
         (
-            predict_loaded_s(costs, size, offer.fetch, offer.load),
+            predict_loaded_s(costs, size, offer.fetch_bytes_per_s, offer.load_bytes_per_s),
             offer.free,
-            -offer.fetch,
+            -offer.fetch_bytes_per_s,
             offer.server,
             offer,
         )
@@ -268,7 +270,7 @@ def _build_scheme(
 
 
 def _compute_mean_hop_s(places: Sequence[Place], hops: Hops, assumed_s: float) -> float:
-    """Return t_n of a pipeline: the mean over its hops, of which the last returns the token to the first rank."""
+    """Return t_n of a pipeline: the mean over its hops, the last of which returns the token to the first rank."""
     servers = [place.server for place in places]
     pairs = (sorted(pair) for pair in zip(servers, servers[1:] + servers[:1], strict=True))
     return sum(hops.get(a, {}).get(b, assumed_s) for a, b in pairs) / len(servers)
@@ -277,9 +279,9 @@ def _compute_mean_hop_s(places: Sequence[Place], hops: Hops, assumed_s: float) -
 def _assign_ranks(
     parts: Sequence[int], memory: dict[bool, int], chosen: list[tuple[Offer, bool]]
 ) -> tuple[Place, ...]:
-    """Assign the largest rank to the fastest link. Of equals full workers come first, because rank 0 remains."""
+    """Assign the largest rank to the fastest link. Among equals, full workers come first, because rank 0 remains."""
     count = range(len(chosen))
-    quickest = sorted(chosen, key=lambda one: (-one[0].fetch, not one[1]))
+    quickest = sorted(chosen, key=lambda one: (-one[0].fetch_bytes_per_s, not one[1]))
     largest = sorted(count, key=lambda rank: (-parts[rank], rank))
     dealt = dict(zip(largest, quickest, strict=True))
     places = ((parts[rank], *dealt[rank]) for rank in count)

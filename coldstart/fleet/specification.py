@@ -1,15 +1,15 @@
 """Specification of a fleet, its servers, models and settings, and the TOML file that describes them.
 
-most_ranks = 4                # every member of FleetSettings is allowed here
+most_ranks = 4                # every field of FleetSettings is allowed here
 
 [servers.a10]
-count = 2                     # servers a10-0 and a10-1; without it one, named a10
+count = 2                     # servers a10-0 and a10-1; without `count`, one server a10
 devices = 4
 memory = "24GB"               # of each device
 network = "6.7GB"             # per second, shared by all starts on the server
 load = "12GB"                 # per second, from host memory to a device
 
-[models.llama2-7b]            # every member of FleetModel and of Costs is allowed here, and `count`
+[models.llama2-7b]            # every field of FleetModel and Costs is allowed here, and `count`
 size = "13.5GB"
 memory = "18GB"
 container_s = 2.0
@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.errors import UsageError
-from coldstart.host.tables import Rate, Seconds, Size, decode, read_toml, require_settings
+from coldstart.host.tables import Rate, Seconds, Size, check_ranges, decode, read_toml
 from coldstart.scheduling.declaration import setting
 
 MOST_RANKS = 4
@@ -51,8 +51,8 @@ class Overlap(StrEnum):
 class Costs:
     """Measured times of a model in seconds.
 
-    Per rank: container (t_cc), device context (t_cu), libraries (t_l), joining (t_j) and one hop (t_n). On a full
-    device: prefill (t_p) and one decode iteration (t_d).
+    Per rank: starting the container (t_cc), creating the device context (t_cu), loading libraries (t_l), joining the group
+    (t_j) and one hop (t_n). On a full device: prefill (t_p) and one decode iteration (t_d).
     """
 
     container_s: Seconds = 0.0
@@ -66,7 +66,7 @@ class Costs:
 
     @property
     def runtime_s(self) -> float:
-        """Return the seconds of a start without the weights."""
+        """Return the seconds that a start takes before it can load weights."""
         return self.container_s + self.context_s + self.library_s
 
 
@@ -81,19 +81,20 @@ class ServerSpec:
     devices: int = setting(1, "", minimum=1)
 
     def __post_init__(self) -> None:
-        require_settings(self)
+        check_ranges(self)
 
 
 @dataclass(frozen=True, slots=True)
 class FleetModel:
-    """`size` bytes of weights, `memory` device bytes to serve; between `least` and `most` workers.
+    """A model with `size` bytes of weights that needs `memory` bytes on a device and runs between `least` and `most` workers.
 
-    A worker stops after `idle_s` without a request and serves `batch` concurrent requests. `shares` are the real bytes
-    of each rank by number of ranks, if known; else ranks are equal. `recorded` are the seconds from loaded weights to
-    ready, by number of ranks, of the starts that verified the bundles; `joins` those of the fleet's own starts, which
-    replace them, and both replace `join_s` of the costs. `unavailable` are the numbers of ranks that cannot start, with
-    the reasons. `held_twice` is the part of a rank's weights, from 0 to 1, of which a device holds two copies while the full
-    worker replaces the rank: 0 in the paper and between engines that share their memory.
+    A worker serves up to `batch` concurrent requests, and stops after `idle_s` seconds without a request. If known, `shares`
+    maps each number of ranks to the weight bytes of each rank; otherwise ranks are equal. `recorded` maps each number of
+    ranks to the seconds from loaded weights to ready in the start that verified the bundle. `joins` maps it to those seconds
+    in the fleet's own starts. `joins` takes precedence over `recorded`, and both over `join_s` of the costs. `unavailable`
+    maps each number of ranks that cannot start to the reason. `held_twice` is the fraction of a rank's weights, from 0 to 1,
+    of which a device holds two copies while the full worker replaces the rank. It is 0 in the paper, and for engines that
+    share weights.
     """
 
     name: str
@@ -131,32 +132,31 @@ class FleetModel:
                 raise UsageError(f"model {self.name}: {len(shares)} shares for {ranks} ranks")
 
     def group_costs(self, count: int) -> Costs:
-        """Return the costs of a group of `count` ranks, with the measured or recorded join time if there is one."""
+        """Return the costs of a group of `count` ranks, with its measured or recorded join time if there is one."""
         seen = self.joins.get(count, self.recorded.get(count))
         return self.costs if seen is None else replace(self.costs, join_s=seen / count)
 
     def ranks(self, count: int) -> tuple[int, ...]:
-        """Return the bytes of weights of each rank in a group of `count`."""
+        """Return the weight bytes of each rank in a group of `count` ranks."""
         if count in self.shares:
             return self.shares[count]
         return tuple(self.size * (r + 1) // count - self.size * r // count for r in range(count))
 
     def full_memory(self, count: int) -> int:
-        """Return the device bytes of a full worker in a group of `count`, with what its device holds twice until the switch."""
+        """Return the device bytes of a full worker in a group of `count` ranks, with weights held twice until the switch."""
         return self.memory + (ceil(self.held_twice * max(self.ranks(count))) if count > 1 else 0)
 
     def part(self, count: int) -> int:
-        """Return the device bytes of a worker without the full model: its proportion (section 4.1.2), at least its weights."""
+        """Return the device bytes of a worker for one of `count` ranks: its share (section 4.1.2), but at least its weights."""
         return max(ceil(self.memory / count), *self.ranks(count))
 
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """Settings of the scheduling decisions of a fleet.
+    """Settings of a fleet's scheduling decisions.
 
-    A server that makes no progress for `hang_timeout_s` is killed (`host.live.servers.await_hang` has the rule).
-
-    `reclaim` stops idle workers early when another model finds no room.
+    A server that makes no progress for `hang_timeout_s` seconds is killed; see `host.live.servers.await_hang` for the rule.
+    If `reclaim` is set, idle workers stop early when another model finds no room.
     """
 
     most_ranks: int = setting(
@@ -190,7 +190,7 @@ class FleetSettings:
     )
 
     def __post_init__(self) -> None:
-        require_settings(self)
+        check_ranges(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,7 @@ def load(path: Path) -> FleetFile:
 
 
 def parse(table: Mapping[str, Any]) -> FleetFile:
-    """Parse the content of a fleet file. Raises UsageError."""
+    """Parse the content of a fleet file. Raises UsageError if it is not a valid fleet configuration."""
     top = dict(table)
     servers, models = (_tables(top.pop(kind, {}), kind) for kind in ("servers", "models"))
     settings = decode(FleetSettings, top)
@@ -247,7 +247,7 @@ def _models(name: str, given: dict[str, Any]) -> Iterator[FleetModel]:
         yield decode(FleetModel, table, place, name=one, costs=costs, **{member: {} for member in _OBSERVED})
 
 
-# Members of FleetModel that no file sets.
+# Fields of FleetModel that a file cannot set.
 _OBSERVED = ("shares", "joins", "recorded", "unavailable")
 
 

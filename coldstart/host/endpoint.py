@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from coldstart.artifacts.net.origin import Origin
 from coldstart.errors import UsageError
-from coldstart.host.tables import decode, read_toml, require_settings
+from coldstart.host.tables import check_ranges, decode, read_toml
 from coldstart.scheduling.declaration import setting
 from coldstart.system.file_state import FileState, find_state
 from coldstart.system.secrets import describe_exposure, read_key
@@ -151,7 +151,7 @@ class GatewayLimits:
 
     def __post_init__(self) -> None:
         """Raise UsageError for a value outside its range."""
-        require_settings(self)
+        check_ranges(self)
 
 
 _ORIGIN = re.compile(r"https?://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:\d+)?")
@@ -216,7 +216,7 @@ class GatewayEndpoint:
 
     def check(self) -> None:
         """Raise UsageError for invalid values, and for values that would expose the gateway unintentionally."""
-        require_settings(self)
+        check_ranges(self)
         for name in self.allow_hosts:
             if not _NAME.fullmatch(name.lower()):
                 raise UsageError(

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import NoReturn
 
 from coldstart.errors import UsageError
-from coldstart.host.tables import Seconds, Size, require_settings
+from coldstart.host.tables import Seconds, Size, check_ranges
 from coldstart.scheduling.declaration import setting
 
 AWAKE, STOPPED = "awake", "stopped"
@@ -151,7 +151,7 @@ class HostSettings:
         return self.memory if self.device_memory is None else self.device_memory
 
     def __post_init__(self) -> None:
-        require_settings(self)
+        check_ranges(self)
 
 
 @dataclass(slots=True)

@@ -93,7 +93,7 @@ class HostFacts:
     client_keys_error: str = ""
     template_error: str = ""
     failed_starts: int = 0
-    start_s: float = 0.0
+    total_start_s: float = 0.0
     refused: Counter[int] = field(default_factory=Counter)
     recent_starts: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=RECENT))
     models: dict[str, ModelFacts] = field(default_factory=dict)
@@ -121,7 +121,7 @@ def build_status(core: Core, facts: HostFacts, now: float, unix_s: float) -> dic
         "starts": {
             "total": core.starts,
             "failed": facts.failed_starts,
-            "seconds": facts.start_s,
+            "seconds": facts.total_start_s,
             "departures": core.departures,
         },
         "recent_starts": list(facts.recent_starts),

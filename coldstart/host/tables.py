@@ -81,7 +81,7 @@ def decode(kind: type[T], table: object, place: str = "", **given: object) -> T:
     return kind(**given, **found)
 
 
-def require_settings(settings: Any) -> None:
+def check_ranges(settings: Any) -> None:
     """Raise UsageError if a value is outside the range that its field declares."""
     for name, one in list_settings(settings):
         try:

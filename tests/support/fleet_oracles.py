@@ -49,7 +49,7 @@ def cluster(random: Random) -> tuple[FleetModel, list[Offer], FleetSettings, int
 
 def term(model: FleetModel, offer: Offer, size: int) -> float:
     """Return the TTFT by equations 1 and 5."""
-    c, fetch, load = model.costs, size / offer.fetch, size / offer.load
+    c, fetch, load = model.costs, size / offer.fetch_bytes_per_s, size / offer.load_bytes_per_s
     if c.overlap == "sequential":
         return c.container_s + c.context_s + c.library_s + fetch + load
     return max(c.container_s + c.context_s + max(load, c.library_s), fetch)
@@ -59,7 +59,7 @@ def exhaustive(
     model: FleetModel, offers: Sequence[Offer], settings: FleetSettings, required: int, waited_s: float
 ) -> tuple[int, int, float, bool] | None:
     """Return (s, w, TTFT, meets) of the best set of full and other workers, or None if none fits."""
-    usable = [offer for offer in offers if offer.fetch > 0]
+    usable = [offer for offer in offers if offer.fetch_bytes_per_s > 0]
     best: dict[tuple[int, int], float] = {}
     for s in range(1, 5):
         sizes = model.shares.get(s) or tuple(

@@ -1,1 +1,1 @@
-"""Live fleet on Ray: one process that is gateway and controller, and one actor per server."""
+"""The live fleet on Ray: one process is both gateway and controller, and one actor runs on each server."""

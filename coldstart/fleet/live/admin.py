@@ -44,7 +44,7 @@ class Scale(_Order):
 
 
 class Remove(_Order):
-    """Remove a model when its running requests have ended."""
+    """Remove a model after its running requests have ended."""
 
     model: str
 
@@ -59,7 +59,7 @@ Order = Deploy | Scale | Remove | Drain
 
 
 def create_routes(control: FleetControl, key: str, stop_fleet: Callable[[], Awaitable[None]]) -> list[Route]:
-    """Return the admin routes; `stop_fleet` stops the fleet and the gateway."""
+    """Return the admin routes. `stop_fleet` is called to stop the fleet and its gateway."""
     methods: dict[type, Callable[..., None]] = {
         Deploy: control.deploy,
         Scale: control.scale,

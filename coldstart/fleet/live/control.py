@@ -1,4 +1,4 @@
-"""Gateway and controller of a fleet in one process: admits requests, and executes the actions of the fleet's core.
+"""Gateway and controller of a fleet in one process: it admits requests and executes the actions of the fleet's core.
 
 Invariants: the core receives one arrival event and one end event for each request. Each action of the core causes one
 event:
@@ -41,7 +41,10 @@ Recorder = Callable[[float, Event, list[Action]], None]
 
 
 class FleetControl(Front[FleetTicket]):
-    """Controller of one fleet. `record` is called with each event and the resulting actions."""
+    """Gateway and controller of one fleet.
+
+    `record` is called with the time, the event and the resulting actions of each decision.
+    """
 
     resumes = True
     stopping = "the gateway is stopping"
@@ -78,14 +81,18 @@ class FleetControl(Front[FleetTicket]):
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
-        """Remove a request that has ended."""
+        """Remove a request that has ended, and report its end to the core."""
         known = self._tickets.pop(ticket.number, None)
         if known is not None:
             self.moves.end_move(known)
             self.emit(events.RequestEnded(ticket.number))
 
     async def readmit(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
-        """Return a request whose server failed to the queue. Its group receives no requests for a moment."""
+        """Requeue a request after its server failed. Return its new ticket, or None if it has been retried too often.
+
+        Its group receives no requests for a short time. If only the target of a migration failed, return the same ticket,
+        whose request continues at its current group.
+        """
         assert isinstance(ticket, FleetTicket) and isinstance(replica, FleetReplica)
         if self.moves.roll_back(ticket, str(error)):
             return ticket
@@ -104,7 +111,7 @@ class FleetControl(Front[FleetTicket]):
         return self._admit(ticket.route, counted=False, tries=ticket.tries + 1, unsent=unsent)
 
     def progress(self, model: str) -> Progress:
-        """Return the start progress of a model for a waiting client."""
+        """Return the start progress of a model, which is sent to waiting clients."""
         return Progress(model, "starting")
 
     def _report_move_end(self, request: str, moved: bool) -> None:
@@ -133,7 +140,10 @@ class FleetControl(Front[FleetTicket]):
         self.emit(events.Tick())
 
     def _update_replicas(self) -> None:
-        """Add the groups that serve. Remove the groups that have ended, and close their remaining connections."""
+        """Add the groups that have started to serve.
+
+        Remove the groups that have ended, and close their remaining connections.
+        """
         groups = self.core.groups
         for name in self.replicas.keys() - groups.keys():
             self.replicas.pop(name).upstream.close()
@@ -155,9 +165,9 @@ class FleetControl(Front[FleetTicket]):
                 self.workers.set_fetch_rate(worker, rate)
 
     def _dispatch_or_move(self, request: str, group: str, *, moves: bool) -> None:
-        """Dispatch a waiting request to a group, or move its stream to that group.
+        """Dispatch a waiting request to a group, or migrate its stream to that group.
 
-        A request whose group was lost keeps this group until its connection breaks, and is then readmitted.
+        If the group of a request was lost, the request keeps it until its connection breaks, and is then readmitted.
         """
         ticket, replica = self._tickets.get(request), self.replicas.get(group)
         if ticket is None or replica is None:
@@ -172,7 +182,7 @@ class FleetControl(Front[FleetTicket]):
     # Servers
 
     def add_server(self, spec: ServerSpec, node: Node) -> None:
-        """Add a server that has no workers."""
+        """Add a server that runs no workers."""
         self.unusable.pop(spec.name, None)
         self.log.write("server joined", server=spec.name)
         self.workers.nodes[spec.name] = node
@@ -195,14 +205,14 @@ class FleetControl(Front[FleetTicket]):
             self.emit(events.HopsMeasured(server, seconds))
 
     def mark_unusable(self, server: str, reason: str) -> None:
-        """Record that a server with a running node cannot be used, and why: it counts as lost."""
+        """Treat a server whose node is running as lost, because it cannot be used for this reason."""
         if self.unusable.get(server) != reason:
             self.log.write("server unusable", server=server, reason=reason)
         self.lose_server(server)
         self.unusable[server] = reason
 
     def lose_server(self, server: str) -> None:
-        """Record that a server was lost with all its workers."""
+        """Remove a lost server and report its loss, and that of all its workers, to the core."""
         self.unusable.pop(server, None)
         if not self.workers.remove_server(server):
             return
@@ -210,7 +220,7 @@ class FleetControl(Front[FleetTicket]):
         self.emit(events.ServerLost(server))
 
     def rebuild(self, found: Iterable[tuple[ServerSpec, Node, NodeReport]]) -> None:
-        """Adopt the servers and workers that an earlier gateway left; call this once, before other methods."""
+        """Adopt the servers and workers that an earlier gateway left running. Call this once, before any other method."""
         servers: list[ServerSpec] = []
         ranks: list[events.FoundRank] = []
         for spec, node, report in found:
@@ -231,10 +241,12 @@ class FleetControl(Front[FleetTicket]):
     # Operators
 
     def deploy(self, deployment: ModelDeployment) -> None:
-        """Deploy a model, or replace its launch or limits. Servers with outdated arguments stop after their requests.
+        """Deploy a model, or change its launch or limits.
+
+        Servers started with other arguments stop after their running requests.
 
         Raises:
-            UsageError: The name is already used by another model.
+            UsageError: Another model already uses the name.
             OSError: The state file cannot be written.
         """
         name = deployment.spec.name
@@ -251,21 +263,24 @@ class FleetControl(Front[FleetTicket]):
         self.emit(events.ModelDeployed(deployment.spec))
 
     def scale(self, name: str, least: int, most: int) -> None:
-        """Set the minimum and maximum number of workers. Raises UsageError for an unknown model or invalid limits."""
+        """Set the minimum and maximum number of workers of a model.
+
+        Raises UsageError if the model is unknown or a limit is invalid, and OSError if the state file cannot be written.
+        """
         known = self._get_deployment(name)
         self.deploy(replace(known, spec=replace(known.spec, least=least, most=most)))
 
     def remove(self, name: str) -> None:
-        """Remove a model. Raises UsageError if it is not deployed, OSError if the state file cannot be written."""
+        """Remove a model. Raises UsageError if it is not deployed, and OSError if the state file cannot be written."""
         self._get_deployment(name)
         self.state.remove(name)
         self.catalogue = _build_catalogue(self.state.models)
         self.emit(events.ModelRemoved(name))
 
     def drain(self, server: str) -> None:
-        """Start no new workers on a server.
+        """Start no new workers on a server, and record this in the state file.
 
-        Raises UsageError for an unknown server, OSError if the state file cannot be written.
+        Raises UsageError if the server is unknown, and OSError if the state file cannot be written.
         """
         if server not in self.workers.nodes:
             raise UsageError(f"the fleet has no server {server}", hint="run `coldstart fleet status`")
@@ -305,7 +320,7 @@ class FleetControl(Front[FleetTicket]):
     # End
 
     def stop(self) -> None:
-        """Reject new requests and requests in the queue."""
+        """Reject all new and queued requests."""
         self.facts.stopping = True
         for ticket in self._tickets.values():
             ticket.refuse(AdmissionRefusedError(503, self.stopping, 5.0))

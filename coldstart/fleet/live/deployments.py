@@ -1,9 +1,10 @@
-"""Create deployments for `fleet deploy` from the command line, the bundle and the weights.
+"""Build deployments for `fleet deploy` from the command line, the bundle and the weights.
 
-The verification run of the bundle gives the duration of a start: the part that overlaps with the weight fetch, and the
-part after the weights are loaded. If the bundle has no stages, the full duration counts as the first part. The profiled
-iterations of the bundle give prefill and decode times. A pipeline size is used only if a bundle exists for it: without a
-bundle its start compiles, which takes an unknown time. The fleet itself measures the network latency between servers.
+The bundle's verification run gives two parts of the start time: the part that overlaps with the weight fetch, and the
+part after the weights are loaded. If the bundle does not record stages, all of the start time counts as the first part.
+The profiled iterations in the bundle give the prefill and decode times. A pipeline size is used only if a bundle exists
+for it, because starting without one compiles, which takes an unknown time. The fleet itself measures the network latency
+between servers.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ PROFILE_PROMPT_TOKENS = 512
 
 
 def parse_limits(text: str | None) -> tuple[float, float]:
-    """Parse limits such as `ttft=2,tpot=0.1`, in seconds; omitted limits are infinite. Raises UsageError."""
+    """Parse limits such as `ttft=2,tpot=0.1`, and return the TTFT and TPOT limits in seconds.
+
+    A limit that is not given is infinite. Raises UsageError if the text is invalid.
+    """
     limits = {"ttft": inf, "tpot": inf}
     for part in text.split(",") if text else ():
         name, _, value = part.partition("=")
@@ -61,23 +65,23 @@ def build_deployment(
     size: str | None = None,
     start_s: float | None = None,
 ) -> ModelDeployment:
-    """Return the deployment of a model.
+    """Build the deployment of a model.
 
     Args:
         launch: Model and arguments of each worker.
         cache: Cache in which bundles and models are looked up.
-        offline: Use only local files.
+        offline: Whether to use only local files.
         workers: Minimum and maximum number of workers.
         slo: Limits on TTFT and TPOT in seconds.
         idle_s: Seconds without a request after which a worker stops.
         batch: Maximum number of concurrent requests of a worker.
-        memory: Device memory of a worker, as text; by default from the bundle.
-        size: Size of the weights, as text; by default from the files.
-        start_s: Seconds of a start without loading the weights; by default from the bundle.
+        memory: Device memory of a worker, as text. By default, the bundle gives it.
+        size: Size of the weights, as text. By default, it is read from the weight files or the bundle.
+        start_s: Duration of a start in seconds, without loading the weights. By default, the bundle gives it.
 
     Raises:
         UsageError: A required value is unknown.
-        NoBundleError: A value must come from a bundle, and no bundle exists.
+        NoBundleError: A value must come from a bundle, but there is none.
     """
     found = profiles.look_up_launch(launch, cache, offline=offline)
     shares: dict[int, tuple[int, ...]] = {}
@@ -125,9 +129,9 @@ def build_deployment(
 
 
 def read_costs(found: Lookup, start_s: float, batch: int) -> Costs:
-    """Return the costs of a start of `start_s` seconds, with times for PROFILE_PROMPT_TOKENS tokens and `batch` requests.
+    """Return the costs of a model that starts in `start_s` seconds, with the prefill and decode times that the bundle records.
 
-    Times that the bundle does not record are 0.
+    They apply to PROFILE_PROMPT_TOKENS prompt tokens and `batch` requests, and are 0 if the bundle does not record them.
     """
     try:
         profile = IterationProfile.parse(found.bundle.read_json("iterations")) if found.bundle else None
@@ -151,9 +155,10 @@ _LOAD_STAGE = "load the model"
 
 
 def read_stages(bundle: Bundle | None, ranks: int = 1) -> tuple[float, float]:
-    """Return two durations of the bundle's verification run with `ranks` ranks: after the weights, and loading the weights.
+    """Return how long the bundle's verification run took after loading the weights, and to load them, in seconds per rank.
 
-    Both are in seconds, and 0 if the bundle does not record stages. The bundle records the sum over all ranks.
+    Both are 0 if the bundle does not record stages. The run had `ranks` ranks, and the bundle records the sum over all of
+    them.
     """
     try:
         stages: Any = bundle.read_json("stages") if bundle else {"spans": {}}
@@ -167,10 +172,10 @@ def read_stages(bundle: Bundle | None, ranks: int = 1) -> tuple[float, float]:
 def look_up_pipelines(
     launch: Launch, found: Lookup, library_s: float
 ) -> tuple[dict[int, float], dict[int, str]]:
-    """Return the seconds from loaded weights to ready for each pipeline size that has a bundle.
+    """Return, for each pipeline size with a bundle, the seconds from loaded weights to ready.
 
-    Also return the reason for each pipeline size that cannot start. `library_s` are the seconds that a single worker
-    needs before its weights; additional seconds of a pipeline count as after the weights.
+    Also return, for each other pipeline size, why it cannot start. `library_s` is the time in seconds that a single
+    worker takes before it can load weights. Any additional time of a pipeline counts as time after the weights.
     """
     seconds, reasons, counts = dict[int, float](), dict[int, str](), range(2, MOST_RANKS + 1)
     if found.vllm_args.number("pipeline_parallel_size", 1) > 1:
@@ -191,7 +196,7 @@ def look_up_pipelines(
 
 
 def read_rank_sizes(found: Lookup) -> dict[int, tuple[int, ...]]:
-    """Return the weight bytes of each rank, by number of ranks; empty if the bundle has no usable weight plan."""
+    """Return the weight bytes of each rank by number of ranks, or an empty dict if no bundle has a usable weight plan."""
     try:
         plan: Any = found.weights_donor.read_json("weights") if found.weights_donor else None
         ordered = checkpoint.list_tensors(plan) if isinstance(plan, Mapping) else []

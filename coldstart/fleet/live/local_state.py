@@ -1,4 +1,4 @@
-"""Address and admin key of this user's fleet: `fleet up` saves them for later commands. Only this user can read the file."""
+"""Address and admin key of this user's fleet, which `fleet up` saves for later commands. Only this user can read the file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coldstart.system import paths
 
 @dataclass(frozen=True, slots=True)
 class LocalFleet:
-    """URL, admin key and process ID of the gateway; address of Ray, and its token if `fleet up` started Ray."""
+    """The gateway's URL, admin key and PID, and the address of Ray, with its token if `fleet up` started Ray."""
 
     url: str
     admin_key: str
@@ -28,7 +28,7 @@ def _path() -> Path:
 
 
 def save(fleet: LocalFleet) -> None:
-    """Save this fleet, replacing an earlier one."""
+    """Save the address and admin key of this fleet, replacing those of an earlier one."""
     files.write_atomic(_path(), json.dumps(asdict(fleet)).encode(), mode=0o600)
 
 
@@ -40,7 +40,7 @@ def clear() -> None:
 
 
 def load() -> LocalFleet | None:
-    """Return the saved fleet; None without a saved fleet."""
+    """Return the saved fleet, or None if there is none."""
     try:
         return LocalFleet(**canonical.read_json(_path()))
     except (OSError, ValueError, TypeError):

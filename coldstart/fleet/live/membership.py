@@ -1,7 +1,7 @@
-"""Connection of the gateway to Ray, and the Ray nodes whose labels describe a server.
+"""Connection of the gateway to Ray, and discovery of the Ray nodes whose labels describe a server.
 
-One detached actor runs on each serving node, so that servers survive a restart of the gateway. Tokens of streams do not
-pass through actors. When an actor exits, the processes that it started exit too.
+One detached actor runs on each serving node, so that servers survive a restart of the gateway. The tokens of streams do
+not pass through actors. When an actor exits, the processes that it started exit too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from coldstart.system.paths import Cache
 
 
 def _load_starter_class(named: str | None) -> type[Starter]:
-    """Return Starter, or the class that a test specifies as module:name."""
+    """Return Starter, or the class that a test names as `module:name`."""
     if named is None:
         return Starter
     module, _, name = named.partition(":")
@@ -43,7 +43,7 @@ def _load_starter_class(named: str | None) -> type[Starter]:
 
 
 def _read_node_environment() -> dict[str, str]:
-    """Return the node's environment without Ray's variables and without the single OpenMP thread that Ray sets for actors."""
+    """Return the node's environment without Ray's variables, and without the single OpenMP thread that Ray sets for actors."""
     begun = Path("/proc/self/environ").read_bytes().split(b"\0")
     names = {os.fsdecode(one.partition(b"=")[0]) for one in begun}
     return {name: os.environ[name] for name in names & os.environ.keys() if not name.startswith("RAY_")}
@@ -59,11 +59,11 @@ class ServerActor:
         self._node: NodeServers | None = None
 
     def _servers(self) -> NodeServers:
-        """Return the servers of the node. The first call creates them, in the event loop that later calls use."""
+        """Return the servers of the node. The first call creates them in the event loop that later calls use."""
         if self._node is None:
             starter_class = _load_starter_class(self._options.get("servers"))
             offline = bool(self._options.get("offline"))
-            # If this fails it is repeated with each call: remove the directory each time.
+            # A failure here is repeated by each call, so each one must remove its directory.
             with ExitStack() as stack:
                 directory = stack.enter_context(create_host_directory())
                 starter = starter_class(directory, Cache.at(), offline=offline, env=_read_node_environment())
@@ -85,7 +85,7 @@ class RemoteNode:
     place: tuple[str, int] | None = None
 
     async def call(self, method: str, *args: Any) -> Any:
-        """Call a method of the actor's NodeServers. Raises NodeLostError."""
+        """Call a method of the actor's NodeServers. Raises NodeLostError if the actor cannot be reached."""
         try:
             return await self.actor.call.remote(method, *args)
         except RayError as error:
@@ -96,12 +96,12 @@ NAMESPACE, GATEWAY, SERVER = "coldstart", "gateway", "server-"
 CONNECT_TIMEOUT_S = 120.0
 POLL_S = 1.0
 REPORT_TIMEOUT_S = 30.0
-"""Seconds that a new gateway waits for the reports of the servers."""
+"""Seconds for which a new gateway waits for the servers' reports."""
 
 
 @contextmanager
 def connect_to_ray(address: str) -> Iterator[None]:
-    """Connect to the Ray cluster at `address` during the block. Waits up to CONNECT_TIMEOUT_S seconds for the cluster.
+    """Connect to the Ray cluster at `address` for the duration of the block, waiting up to CONNECT_TIMEOUT_S seconds for it.
 
     Raises:
         CommandFailedError: The cluster cannot be reached, or it already has a gateway.
@@ -128,7 +128,7 @@ def connect_to_ray(address: str) -> Iterator[None]:
 
 
 def _become_gateway(address: str) -> None:
-    """Register this process as the gateway. Raises CommandFailedError if the registered gateway is alive."""
+    """Register this process as the gateway. Raises CommandFailedError if the registered gateway is still running."""
     known = _internal_kv_get(GATEWAY, namespace=NAMESPACE)
     for job in jobs():
         if job["JobID"].encode() == known and not job["IsDead"]:
@@ -141,7 +141,7 @@ def _become_gateway(address: str) -> None:
 
 
 class Membership:
-    """Servers of a fleet in Ray: detects servers that join or are lost, and forwards the events of each server."""
+    """The servers of a fleet in Ray: it detects servers that join or are lost, and forwards the events of each server."""
 
     def __init__(self, control: FleetControl, options: dict[str, Any]) -> None:
         self._control, self._options = control, options
@@ -151,7 +151,7 @@ class Membership:
         self._node_updates: asyncio.Queue[dict[str, tuple[ServerSpec, RemoteNode]]] = asyncio.Queue()
 
     async def recover(self) -> None:
-        """Rebuild the fleet's state from the reports of the servers. Waits up to REPORT_TIMEOUT_S seconds."""
+        """Rebuild the fleet's state from the servers' reports, waiting up to REPORT_TIMEOUT_S seconds for each."""
         nodes = await asyncio.to_thread(self._list_servers)
         reports = await asyncio.gather(*(self._request_report(node.actor) for _, node in nodes.values()))
         found = dict(zip(nodes, reports, strict=True))
@@ -170,7 +170,7 @@ class Membership:
         return None
 
     def _list_servers(self) -> dict[str, tuple[ServerSpec, RemoteNode]]:
-        """Return the living nodes that are servers, with their actors. Blocks while Ray does not respond."""
+        """Return the live nodes that are servers, with their actors. Blocks while Ray does not respond."""
         found = {}
         for node in ray.nodes():
             if not node["Alive"]:
@@ -200,7 +200,7 @@ class Membership:
         ).remote(node["NodeManagerAddress"], self._options)
 
     async def watch(self) -> None:
-        """Add nodes that join and remove lost nodes; return when Ray has exited on this machine."""
+        """Add nodes that join, and remove lost nodes. Return when Ray has exited on this machine."""
         loop = asyncio.get_running_loop()
         # A daemon thread does not delay the exit of the process while Ray does not respond.
         threading.Thread(target=self._poll_nodes, args=(loop,), daemon=True).start()
@@ -236,10 +236,10 @@ class Membership:
 async def follow_server(
     control: FleetControl, spec: ServerSpec, nodes: Mapping[str, RemoteNode], report: NodeReport | None
 ) -> None:
-    """Forward the events of a server to the control.
+    """Forward the events of a server to `control`.
 
-    An unreachable server counts as lost, and rejoins without workers when it can be reached. The actor is read from
-    `nodes` on each attempt, because Ray may have replaced an actor that it could not place.
+    An unreachable server counts as lost, and rejoins without workers once it can be reached. Each attempt reads the actor
+    from `nodes` again, because Ray may have replaced an actor that it could not place.
     """
     while True:
         node = nodes[spec.name]
@@ -266,7 +266,7 @@ async def follow_server(
 
 
 def stop_all_servers() -> None:
-    """Kill the server actors, with all model servers."""
+    """Kill the server actors and all their model servers."""
     for one in ray.util.list_named_actors(all_namespaces=True):
         if one["namespace"] == NAMESPACE and one["name"].startswith(SERVER):
             with suppress(ValueError, RayError):

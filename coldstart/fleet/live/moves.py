@@ -1,8 +1,8 @@
 """Migration of streams with their KV cache from a pipeline to a single worker (ParaServe, section 6.2).
 
-The target loads the KV of the tokens so far while the pipeline continues. After the pipeline stops the stream, the target
-loads the KV of the last tokens together with the remaining request. Without the KV, the target recomputes the tokens. A
-stream that cannot be migrated, or whose migration fails, continues in the pipeline.
+The target loads the KV of the tokens generated so far while the pipeline continues. After the pipeline has stopped the
+stream, the target loads the KV of the last tokens along with the rest of the request. If there is no KV, the target
+recomputes the tokens. A stream that cannot be migrated, or whose migration fails, continues in the pipeline.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_CONCURRENT_MOVES = 2
 
 
 class FleetReplica(Replica):
-    """Group that serves requests; `up` describes the worker that receives its requests."""
+    """A group that serves requests. `up` describes the worker that receives its requests."""
 
     def __init__(self, group: str, model: str, up: RankUp) -> None:
         url = urlsplit(up.url)
@@ -41,9 +41,9 @@ class FleetReplica(Replica):
 
 @dataclass(eq=False)
 class MovingStream:
-    """Stream that migrates to `target`. `has_left` is true after the source was stopped.
+    """A stream that is being migrated to `target`. `has_left` is True once the source has been stopped.
 
-    `settled` completes at the end of the migration, with True if the stream is at the target.
+    `settled` completes when the migration ends, with True if the stream has reached the target.
     """
 
     target: FleetReplica
@@ -55,8 +55,8 @@ class MovingStream:
 class FleetTicket(Ticket):
     """Ticket of a request to a fleet.
 
-    `target` is the group that processes the request; `move` is its current migration. `unsent` is the number of attempts,
-    of `tries`, that failed before the request was sent.
+    `target` is the group that processes the request, and `move` is its current migration. `unsent` is the number of the
+    `tries` that failed before the request was sent.
     """
 
     target: FleetReplica | None = None
@@ -64,7 +64,7 @@ class FleetTicket(Ticket):
     unsent: int = 0
 
     def grant(self, replica: FleetReplica) -> None:
-        """Continue the request at this group, whatever group it was granted before."""
+        """Continue the request at this group, even if it was granted another one before."""
         self.granted = asyncio.get_running_loop().create_future()
         self.granted.set_result(replica)
 
@@ -89,10 +89,10 @@ JSON_HEADERS = ((b"content-type", b"application/json"),)
 
 
 class Moves:
-    """Stream migrations of a fleet; `moved_count` succeeded, `moved_with_kv` of them with the KV cache.
+    """Stream migrations of a fleet. `moved_count` of them succeeded, `moved_with_kv` of these with the KV cache.
 
-    `tickets` are the open requests by number. `ended` is called with the request number and the success of each
-    migration.
+    `tickets` maps request numbers to the open requests. `ended` is called after each migration with the request number
+    and whether it succeeded.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Moves:
         self._log, self._tasks = log, BackgroundTasks(log)
 
     def schedule_move(self, ticket: FleetTicket, target: FleetReplica) -> None:
-        """Migrate the request when a slot of the target is free."""
+        """Migrate the stream of a request as soon as the target has a free slot."""
         self._tasks.spawn(self._move_in_turn(ticket, target))
 
     async def _move_in_turn(self, ticket: FleetTicket, target: FleetReplica) -> None:
@@ -155,7 +155,10 @@ class Moves:
     async def _hold_kv(
         self, ticket: FleetTicket, source: FleetReplica, target: FleetReplica, stream: Continuation
     ) -> dict[str, str] | None:
-        """Make the source retain the KV of the stream; return the parameters for the target, or None."""
+        """Make the source retain the stream's KV.
+
+        Return the transfer parameters for the target, or None if the KV is not retained.
+        """
         if stream.prompt is None or not (source.handover_key and target.handover_key):
             return None
         body = stream.build_pin_request(ticket.request_id, source.handover_key)
@@ -174,7 +177,7 @@ class Moves:
 
     @staticmethod
     async def _complete(replica: FleetReplica, body: bytes, limit_s: float) -> bytes | None:
-        """Return the response of `replica` to a completion request; None if it fails or takes longer than `limit_s` seconds."""
+        """Return the response of `replica` to a completion request, or None if it fails or takes over `limit_s` seconds."""
         try:
             async with asyncio.timeout(limit_s):
                 own = [*JSON_HEADERS, *build_auth_header(replica.key)]
@@ -186,7 +189,7 @@ class Moves:
             return None
 
     def roll_back(self, ticket: FleetTicket, reason: str) -> bool:
-        """Roll back a migration whose target failed before its first token; return whether a migration was in progress."""
+        """Roll back a migration whose target failed before its first token. Return whether a migration was in progress."""
         move = ticket.move
         if move is None or move.settled.done():
             return False
@@ -197,7 +200,7 @@ class Moves:
         return True
 
     def end_move(self, ticket: FleetTicket) -> None:
-        """End the migration of a request that has ended or was sent elsewhere."""
+        """End the migration of a request that has ended or been sent elsewhere."""
         if ticket.move is not None and not ticket.move.settled.done():
             ticket.move.settled.set_result(False)
 

@@ -1,7 +1,7 @@
-"""Model servers on one machine of the fleet, started and supervised by the same starter as on a host.
+"""Model servers on one machine of the fleet, which the same starter as on a host starts and supervises.
 
-Invariant: each worker is listed until it exits, and its exit is reported once. Events are retained until the gateway
-requests later events, so that a restarted gateway misses none.
+Invariant: each worker is listed until it exits, and its exit is reported exactly once. Events are retained until the
+gateway requests later ones, so that a restarted gateway misses none.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _WorkerProcess:
 
 
 class NodeServers:
-    """Model servers of the machine at `host`. With `selects_device` each server sees only its own GPU."""
+    """Model servers of the machine at `host`. If `selects_device` is set, each server sees only its own GPU."""
 
     def __init__(
         self,
@@ -81,11 +81,11 @@ class NodeServers:
         self._sockets: Path | None = None
 
     async def rendezvous(self) -> tuple[str, int]:
-        """Return the address of this machine and a free port, as rendezvous for the ranks of a pipeline."""
+        """Return this machine's address and a free port, where the ranks of a pipeline can meet."""
         return self.host, find_free_port(self.host)
 
     async def time_hops(self, places: Sequence[tuple[str, int]]) -> list[float | None]:
-        """Return the round-trip time to each place in seconds: the median duration of a TCP connect; None if unreachable."""
+        """Return the round-trip time to each place in seconds (median of several TCP connects), or None if unreachable."""
         return [await self._time_hop(place) for place in places]
 
     async def _time_hop(self, place: tuple[str, int]) -> float | None:
@@ -102,7 +102,7 @@ class NodeServers:
         return median(times)
 
     async def launch(self, order: RankOrder) -> None:
-        """Launch a rank and report the result as an event. An order for an existing worker is ignored."""
+        """Launch a rank, and report the result as an event. Ignore the order if the worker already exists."""
         worker = order.rank.worker
         if worker in self.processes:
             return
@@ -140,9 +140,9 @@ class NodeServers:
         task.add_done_callback(self._tasks.discard)
 
     async def set_fetch_rate(self, worker: str, rate: float | None) -> None:
-        """Set the rate of a worker's weight fetch in bytes per second; None removes the limit.
+        """Limit a worker's weight fetch to `rate` bytes per second, or remove the limit if `rate` is None.
 
-        Ignored if the worker does not fetch.
+        Does nothing if the worker does not fetch.
         """
         process = self.processes.get(worker)
         if process is not None and process.pace is not None:
@@ -152,7 +152,7 @@ class NodeServers:
         return {str(environment.CUDA_VISIBLE_DEVICES): str(order.rank.device)} if self.selects_device else {}
 
     def _get_shared_weights_env(self, order: RankOrder) -> dict[str, str]:
-        """Return the environment with which a rank and the full worker that replaces it share weights; empty on a GPU."""
+        """Return the variables that let a rank share weights with the full worker that replaces it. Empty on a GPU."""
         if self.selects_device or not _is_rank_or_replacement(order):
             return {}
         try:
@@ -195,7 +195,7 @@ class NodeServers:
         self._report(RankEnded(worker, process.hung or reason, hung=bool(process.hung)))
 
     async def _end_if_hung(self, process: _WorkerProcess) -> None:
-        """Kill the server if it hangs. In a pipeline only the first rank has an API server."""
+        """Kill the server if it hangs. In a pipeline, only the first rank has an API server."""
         order = process.order
         api = process.place if order.rank.rank == 0 else None
         found = await await_hang(process.server, api, lambda: order.hang_timeout_s)
@@ -205,7 +205,7 @@ class NodeServers:
     async def _report_fetch_end(self, worker: str, process: _WorkerProcess) -> None:
         """Report when the worker's weight fetch is complete.
 
-        Each poll repeats the rate, because the prefetcher is another process that may start late or restart.
+        Each poll sends the rate again, because the prefetcher is another process, which may start late or restart.
         """
         while process.pace is not None:
             progress = None
@@ -217,9 +217,9 @@ class NodeServers:
             await asyncio.sleep(FETCH_POLL_S)
 
     async def stop(self, worker: str) -> None:
-        """Stop a worker; its exit is reported as an event, even for an unknown worker.
+        """Stop a worker, with a second signal after PATIENCE_S seconds.
 
-        A second signal follows after PATIENCE_S.
+        Its exit is reported as an event, even if it is unknown.
         """
         process = self.processes.get(worker)
         if process is None:
@@ -231,7 +231,7 @@ class NodeServers:
         process.server.stop()
 
     async def clear(self) -> None:
-        """Kill all workers: the fleet no longer uses them."""
+        """Kill all workers, because the fleet no longer uses them, and wait until they have exited."""
         ended = [process.server.ended for process in self.processes.values()]
         for process in self.processes.values():
             process.stopping = True
@@ -246,13 +246,13 @@ class NodeServers:
         self._changed.set()
 
     async def report(self) -> NodeReport:
-        """Return a report of all workers."""
+        """Return a report on all workers."""
         found = self.processes.values()
         workers = ((FoundRank(one.order.rank, one.up is not None, one.stopping), one.up) for one in found)
         return NodeReport(self._seq, tuple(workers))
 
     async def read_events(self, after: int, wait_s: float = EVENT_WAIT_S) -> list[tuple[int, WorkerEvent]]:
-        """Return the events after number `after`; wait up to `wait_s` seconds for the first."""
+        """Return the events with numbers above `after`, waiting up to `wait_s` seconds for the first."""
         while self._events and self._events[0][0] <= after:
             self._events.popleft()
         if not self._events:
@@ -265,12 +265,12 @@ class NodeServers:
 
 
 def _is_rank_or_replacement(order: RankOrder) -> bool:
-    """Return whether the worker is a rank of a pipeline, or will replace a pipeline."""
+    """Return whether the worker is a rank of a pipeline or is to replace a pipeline."""
     return order.master is not None or bool(order.rank.beside)
 
 
 def _build_launch(order: RankOrder) -> Launch:
-    """Return the launch of a worker; ranks of a pipeline get their rank number and the rendezvous address."""
+    """Return the launch of a worker. A rank of a pipeline also gets its rank number and the rendezvous address."""
     rank, master = order.rank, order.master
     if master is None:
         return order.launch

@@ -1,4 +1,4 @@
-"""Orders to a server and events of its workers. Both are pickled between Ray actors."""
+"""Orders to a server, and the events that it reports about its workers. Both are pickled between Ray actors."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class NodeLostError(Exception):
 class RankOrder:
     """Order to start a rank. `master` is the rendezvous of a pipeline: the address of the first rank and a free port there.
 
-    `rate` limits the weight fetch in bytes per second; None: no limit. A worker that will replace a pipeline fetches with
-    lower priority. A server without progress for `hang_timeout_s` seconds is killed.
+    `rate` limits the weight fetch in bytes per second. None means no limit. A worker that is to replace a pipeline
+    fetches with lower priority. A server that makes no progress for `hang_timeout_s` seconds is killed.
     """
 
     rank: LaunchRank
@@ -37,10 +37,11 @@ class RankOrder:
 
 @dataclass(frozen=True, slots=True)
 class RankUp:
-    """A worker serves requests at `url`, started in `mode` in `start_s` seconds; `fallbacks` are faster modes that failed.
+    """A worker serves requests at `url`.
 
-    Its server requires the API key `key`. `handover_key` signs messages that hand over requests with their KV cache;
-    empty if the server does not support this.
+    It started in `mode` within `start_s` seconds, after the faster modes in `fallbacks` failed. Its server requires the
+    API key `key`. `handover_key` signs the messages that hand over requests with their KV cache. It is empty if the
+    server does not support this.
     """
 
     worker: str
@@ -55,7 +56,10 @@ class RankUp:
 
 @dataclass(frozen=True, slots=True)
 class RankFetched:
-    """A weight fetch is complete: `size` bytes in `seconds` between first and last byte; `limited`: a rate applied."""
+    """A worker fetched `size` bytes of weights, with `seconds` between the first and the last byte.
+
+    `limited` tells if a rate applied.
+    """
 
     worker: str
     size: int
@@ -65,7 +69,7 @@ class RankFetched:
 
 @dataclass(frozen=True, slots=True)
 class RankEnded:
-    """A worker has exited."""
+    """A worker exited for this reason. `hung` is True if it was killed because it hung."""
 
     worker: str
     reason: str
@@ -77,17 +81,17 @@ WorkerEvent = RankFetched | RankUp | RankEnded
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """All workers of a server, each with its RankUp event if it is ready; `seq` is the number of the last event."""
+    """All workers of a server, each with its RankUp event if it is ready. `seq` is the number of the server's last event."""
 
     seq: int
     workers: tuple[tuple[FoundRank, RankUp | None], ...] = ()
 
 
 def build_rank_arguments(args: Arguments, ranks: int) -> Arguments:
-    """Return the vLLM arguments of one of `ranks` ranks, with its share of KV cache and device memory.
+    """Return the vLLM arguments for each of `ranks` ranks, with its share of the KV cache and device memory.
 
     The share leaves memory on the device for other ranks or the full model (ParaServe, section 4.1.2). A rank stores KV
-    only for its layers, so the pipeline holds as many tokens as one worker.
+    only for its own layers, so the pipeline can hold as many tokens as one worker.
     """
     share: tuple[str, ...] = ()
     if kv := args.number("kv_cache_memory_bytes", 0):
@@ -99,11 +103,11 @@ def build_rank_arguments(args: Arguments, ranks: int) -> Arguments:
 
 
 class Node(Protocol):
-    """A server of the fleet. `place` is an address to which the network latency is measured; None: not measured."""
+    """A server of the fleet. `place` is the address to which network latency is measured, or None if it is not measured."""
 
     @property
     def place(self) -> tuple[str, int] | None:
-        """Return host and port."""
+        """Return the host and port."""
 
     async def call(self, method: str, *args: Any) -> Any:
-        """Call a method of the server's `NodeServers`. Raises NodeLostError."""
+        """Call a method of the server's `NodeServers`. Raises NodeLostError if the server cannot be reached."""

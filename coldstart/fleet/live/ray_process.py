@@ -1,8 +1,8 @@
 """Ray nodes: their labels, their commands, and a node as a supervised child process.
 
-As a program, this module runs a node in the foreground that ends with its parent process (`ray start --block`). Failure
-detection is faster than Ray's default: a node is dead after about 8 s without response. Its agent gets more time to start
-on a busy machine.
+Run as a program, this module starts a node in the foreground that ends with its parent process (`ray start --block`).
+Failures are detected faster than with Ray's defaults: a node counts as dead after about 8 s without a response. Its agent
+gets more time to start, because the machine may be busy.
 """
 
 from __future__ import annotations
@@ -34,15 +34,14 @@ _LABEL_FIELDS = ("memory", "network", "load", "devices")
 
 
 def format_labels(server: ServerSpec) -> dict[str, str]:
-    """Return the Ray labels of a server; rates are in whole bytes per second."""
+    """Return the Ray labels that describe a server. Rates are rounded to whole bytes per second."""
     return {_LABEL_PREFIX + member: str(round(getattr(server, member))) for member in _LABEL_FIELDS}
 
 
 def parse_labels(name: str, given: Mapping[str, str]) -> ServerSpec | None:
-    """Return the server that the labels of a node describe; None if the node is not a server.
+    """Return the server that the labels of a node describe, or None if the node is not a server.
 
-    Raises:
-        UsageError: A label is missing or not a number.
+    Raises UsageError if a label is missing or is not a number.
     """
     if _LABEL_PREFIX + "memory" not in given:
         return None
@@ -53,7 +52,7 @@ def parse_labels(name: str, given: Mapping[str, str]) -> ServerSpec | None:
     return ServerSpec(name, **figures)
 
 
-# The path of a unix socket is limited to 107 bytes, and Ray adds a long path below its directory.
+# The path of a Unix socket is limited to 107 bytes, and Ray appends a long path to its directory.
 _SOCKET = "/r/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 # Ray's session directory has mode 0777, so its parent must be private.
 _SESSIONS = "r"
@@ -74,14 +73,14 @@ ENVIRONMENT: Mapping[str, str] = {
 
 
 def build_node_command(server: ServerSpec | None, *words: str) -> list[str]:
-    """Return the command that starts a node; `server` sets its labels, None for a node that serves no model."""
+    """Build the command that starts a node. `server` gives its labels, and is None for a node that serves no model."""
     shared = [
         "--block",
         "--disable-usage-stats",
         "--num-cpus=1",
         f"--object-store-memory={OBJECT_STORE_BYTES}",
     ]
-    # Any free port: with Ray's fixed range only one fleet could run on a machine.
+    # Use any free port. With Ray's fixed range, only one fleet could run on a machine.
     shared += ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
     if server is not None:
         shared.append(
@@ -91,9 +90,9 @@ def build_node_command(server: ServerSpec | None, *words: str) -> list[str]:
 
 
 def build_head_command(server: ServerSpec | None, directory: Path, port: int) -> list[str]:
-    """Return the command of the head node, whose control service listens at `port`.
+    """Build the command that starts the head node, whose control service listens on `port`.
 
-    The autoscaler is disabled, because it would expose metrics to the network at a fixed port.
+    The autoscaler is disabled, because it would expose metrics to the network on a fixed port.
     """
     own = [
         f"--port={port}",
@@ -104,18 +103,18 @@ def build_head_command(server: ServerSpec | None, directory: Path, port: int) ->
 
 
 def build_join_command(server: ServerSpec, address: str) -> list[str]:
-    """Return the command of a node that joins the cluster at `address`."""
+    """Build the command that starts a node and joins it to the cluster at `address`."""
     return build_node_command(server, f"--address={address}")
 
 
 def create_private_directory() -> Path:
-    """Create a private directory for Ray, in /tmp if the path of the default directory is too long."""
+    """Create a private directory for Ray. It is in /tmp if the default location would make socket paths too long."""
     longest = Path(tempfile.gettempdir(), f"{_PREFIX}12345678{_SOCKET}")
     return Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp" if len(os.fsencode(longest)) > 107 else None))
 
 
 def require_ray() -> None:
-    """Check that Ray is installed, without importing it. Raises UsageError."""
+    """Check that Ray is installed, without importing it. Raises UsageError if it is not."""
     from importlib.util import find_spec
 
     if find_spec("ray") is None:
@@ -123,7 +122,7 @@ def require_ray() -> None:
 
 
 def main() -> None:
-    """Run the `ray` command line."""
+    """Run Ray's command line in this process."""
     die_with_supervisor()
     # On a joining machine Ray creates the parent of its session directory, which must be private too.
     os.umask(0o077)
@@ -139,7 +138,7 @@ JOIN_TIMEOUT_S, REJOIN_TIMEOUT_S, RESTART_DELAY_S = 90.0, 600.0, 2.0
 
 
 class RayProcess:
-    """Process of one Ray node. If one of its child processes exits, Ray ends the node."""
+    """Process of one Ray node. If any of its child processes exits, Ray ends the node."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self.process, self.log = process, log
@@ -149,13 +148,13 @@ class RayProcess:
         return self.process.poll() is not None
 
     def find_error(self) -> str:
-        """Return why Ray exited: the last error in its log, or else the last line."""
+        """Return why Ray exited: the last error in its log, or the last line if there is no error."""
         lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         errors = [line for line in lines if "Error: " in line]
         return (errors or lines or ["its log is empty"])[-1]
 
     def wait(self) -> str:
-        """Wait until Ray has started; return the IP address of the node. Raises CommandFailedError."""
+        """Wait until Ray has started, and return the IP address of the node. Raises CommandFailedError if it does not start."""
         end = time.monotonic() + START_TIMEOUT_S
         over = False
         while not over:
@@ -169,12 +168,12 @@ class RayProcess:
         raise CommandFailedError(f"Ray did not start on this machine: {self.find_error()}")
 
     def kill(self) -> None:
-        """Kill the node immediately; the model servers of its actors end too."""
+        """Kill the node immediately, which also ends the model servers of its actors."""
         if not self.has_ended():
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """Stop the node with all its processes."""
+        """Stop the node and all its processes, and wait until it has exited."""
         self.process.terminate()
         try:
             self.process.wait(STOP_TIMEOUT_S)
@@ -185,7 +184,7 @@ class RayProcess:
 
 @contextmanager
 def _run_node(command: Sequence[str], env: Mapping[str, str], directory: Path) -> Iterator[RayProcess]:
-    """Run a node during the block; it also ends if this process is killed."""
+    """Run a node for the duration of the block. It also ends if this process is killed."""
     log = directory / "node.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -214,9 +213,9 @@ class OwnRay:
 
 @contextmanager
 def run_own_ray(server: ServerSpec | None, cache: Cache) -> Iterator[OwnRay]:
-    """Run a Ray cluster with its own token during the block. `server` sets the labels of this machine.
+    """Run a Ray cluster with its own token for the duration of the block. `server` gives the labels of this machine.
 
-    Raises CommandFailedError.
+    Raises CommandFailedError if Ray does not start.
     """
     env = {
         **ENVIRONMENT,
@@ -232,11 +231,13 @@ def run_own_ray(server: ServerSpec | None, cache: Cache) -> Iterator[OwnRay]:
 
 
 def run_joined_node(command: Sequence[str], env: Mapping[str, str], log: Log) -> NoReturn:
-    """Run a joining node until a signal, and restart it when it exits: Ray ends nodes that were unreachable for some seconds.
+    """Run a node that joins a cluster until a signal arrives.
+
+    If Ray ends it because it was unreachable for a while, restart it.
 
     Raises:
         SystemExit: A signal was received, and the node has exited.
-        CommandFailedError: The node did not join within JOIN_TIMEOUT_S seconds, or rejoin within REJOIN_TIMEOUT_S
+        CommandFailedError: The node did not join within JOIN_TIMEOUT_S seconds, or did not rejoin within REJOIN_TIMEOUT_S
             seconds.
     """
     for number in (signal.SIGTERM, signal.SIGINT):

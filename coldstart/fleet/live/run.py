@@ -1,8 +1,9 @@
-"""Process of `fleet up`: the gateway and controller of a fleet, connected to Ray. Without a cluster address it starts Ray.
+"""Process of `fleet up`: the gateway and controller of a fleet, connected to Ray. It starts Ray if no cluster address is given.
 
-On SIGTERM or SIGINT the process rejects new requests, completes running requests and exits; a second signal makes it exit
-immediately and kill its own Ray. All servers in its own Ray exit too. If that Ray exits, the process exits within a
-minute and reports the reason. Servers in another cluster keep running, and the next `fleet up` adopts them.
+On SIGTERM or SIGINT, the process rejects new requests, completes running requests and exits. A second signal makes it exit
+immediately and kill the Ray cluster that it started, if any. All servers in that cluster exit too. If that cluster exits by
+itself, the process exits within a minute and reports the reason. Servers in another cluster keep running, and the next `fleet
+up` adopts them.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ from coldstart.host.live.log import Log, capture_loggers
 from coldstart.system.paths import Cache
 
 POLL_S, RAY_GRACE_S = 0.5, 50.0
-"""Ray ends its other nodes and its clients a minute after its control service has failed."""
+"""RAY_GRACE_S is below the minute after which Ray ends its other nodes and clients if its control service has failed."""
 
 
 @dataclass(eq=False)
 class FleetUp:
-    """One run of `fleet up`. `announce` is called with the fleet's address when the gateway listens.
+    """One run of `fleet up`. `announce` is called with the address and keys of the fleet once the gateway listens.
 
-    `address` is the address of Ray; None starts Ray on this machine, with `server` as its labels. `state` is the path of
-    the state file. `servers` replaces the factory of model servers in tests, as `module:function`.
+    `address` is the address of Ray. If it is None, Ray is started on this machine with the labels of `server`. `state` is the
+    path of the state file. In tests, `servers` replaces the factory of model servers and is written as `module:function`.
     """
 
     cache: Cache
@@ -63,7 +64,7 @@ class FleetUp:
         self.key = self.admin_key or secrets.token_hex(32)
 
     def run(self) -> int:
-        """Run until a signal or `fleet down`; return the exit code.
+        """Run until a signal or `fleet down`, and return the exit code.
 
         Raises:
             UsageError: The gateway cannot listen, or the state file cannot be read.
@@ -130,7 +131,7 @@ class FleetUp:
         )
 
     async def _watch_ray(self, seeing: asyncio.Task[None]) -> None:
-        """Shut down when Ray exits on this machine. If it was the fleet's own, keep serving for up to RAY_GRACE_S seconds."""
+        """Shut down when Ray exits on this machine. If it was the fleet's own Ray, serve for up to RAY_GRACE_S more seconds."""
         ray = self.ray
         while not seeing.done() and (ray is None or not ray.node.has_ended()):
             await asyncio.sleep(POLL_S)

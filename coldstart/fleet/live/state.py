@@ -1,8 +1,8 @@
-"""State file of a fleet: deployments and measurements that a new gateway cannot get from the servers.
+"""State file of a fleet: its deployments, and measurements that a new gateway cannot get from the servers.
 
-Starts measure link speeds and join times. A link speed is measured only while a single fetch uses the link, and is the
-speed of the slower of link and source. A new measurement weighs as much as all earlier measurements together. A
-measurement that cannot be saved is used until the process exits.
+Starts measure link speeds and join times. A link speed is measured only while a single fetch uses the link. It is the speed
+of the slower of the link and the source. A new measurement weighs as much as all earlier ones together. A measurement that
+cannot be saved remains in use until the process exits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from coldstart.host.live.log import Log
 from coldstart.host.tables import decode_arguments
 
 MIN_FETCH_S, MIN_FETCH_BYTES = 1.0, 4 << 20
-"""Minimum duration and size of a measured fetch: connections of shorter fetches do not reach full speed."""
+"""Minimum duration and size of a measured fetch. The connection of a shorter fetch does not reach full speed."""
 NEW_SAMPLE_WEIGHT = 0.5
 
 
@@ -33,7 +33,7 @@ def _update_average(before: float | None, found: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ModelDeployment:
-    """Launch of a model, and its specification for the scheduling decisions of the fleet."""
+    """The launch of a model, and its specification for the fleet's scheduling decisions."""
 
     launch: Launch
     spec: FleetModel
@@ -47,15 +47,15 @@ class _StateFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def encode(value: Any) -> Any:
-    """Convert an object to a document for json.dumps."""
+    """Convert an object to a document that `json.dumps` accepts."""
     return msgspec.to_builtins(value, str_keys=True)
 
 
 def decode(document: Any, kind: Any) -> Any:
-    """Convert a document to an object of type `kind`, a class or a union of classes.
+    """Convert a document to an object of type `kind`, which is a class or a union of classes.
 
     Raises:
-        msgspec.ValidationError: The document has another structure; a ValueError.
+        msgspec.ValidationError: The document has a different structure. This is a subclass of ValueError.
         UsageError: A value in the document is not allowed.
     """
     return msgspec.convert(document, kind, str_keys=True, dec_hook=decode_arguments)
@@ -64,8 +64,9 @@ def decode(document: Any, kind: Any) -> Any:
 class FleetState:
     """Deployments by name, drained servers, and measured link speeds in bytes per second by server.
 
-    Invariant: the file is written before a change of a deployment takes effect. Without `path` nothing is saved. `log`
-    receives failed saves of measurements. Raises UsageError for a file that cannot be read or is not a fleet state.
+    Invariant: the file is written before a change to a deployment takes effect. If `path` is None, nothing is saved.
+    Measurements that cannot be saved are reported to `log`. Raises UsageError if the file cannot be read or is not the state
+    of a fleet.
     """
 
     def __init__(self, path: Path | None, log: Log | None = None) -> None:
@@ -82,11 +83,11 @@ class FleetState:
         self.drained, self.links = found.drained, found.links
 
     def deploy(self, deployment: ModelDeployment) -> None:
-        """Save a deployment. Raises OSError and leaves the models unchanged if the file cannot be written."""
+        """Save a deployment. Raises OSError, and leaves the deployments unchanged, if the file cannot be written."""
         self._replace({**self.models, deployment.spec.name: deployment})
 
     def remove(self, name: str) -> None:
-        """Remove a deployment. Raises OSError and leaves the models unchanged if the file cannot be written."""
+        """Remove a deployment. Raises OSError, and leaves the deployments unchanged, if the file cannot be written."""
         self._replace({known: one for known, one in self.models.items() if known != name})
 
     def _replace(self, models: Mapping[str, ModelDeployment]) -> None:
@@ -98,14 +99,14 @@ class FleetState:
             raise
 
     def drain(self, server: str) -> None:
-        """Record that a server accepts no new workers. Raises OSError."""
+        """Record that a server accepts no new workers. Raises OSError if the file cannot be written."""
         self.drained.add(server)
         self._save()
 
     def record_fetch(self, server: str, size: int, seconds: float) -> float | None:
-        """Record a fetch of `size` bytes that was alone on the server's link.
+        """Record a fetch of `size` bytes in `seconds` seconds that had the server's link to itself.
 
-        Returns the average link speed in bytes per second; None if the fetch was too short.
+        Return the average link speed in bytes per second, or None if the fetch was too short or too small to measure it.
         """
         if seconds < MIN_FETCH_S or size < MIN_FETCH_BYTES:
             return None
@@ -114,9 +115,9 @@ class FleetState:
         return self.links[server]
 
     def record_join_time(self, name: str, ranks: int, seconds: float) -> FleetModel | None:
-        """Record the seconds in which a group of `ranks` ranks became ready after its weights were loaded.
+        """Record how many seconds a group of `ranks` ranks took to become ready after its weights were loaded.
 
-        Returns the updated model; None if it is not deployed.
+        Return the updated model, or None if it is not deployed.
         """
         known = self.models.get(name)
         if known is None:
@@ -130,9 +131,9 @@ class FleetState:
         return spec
 
     def record_load_time(self, name: str, seconds: float) -> FleetModel | None:
-        """Record the seconds in which a worker with local weights loaded them, including the start of its runtime.
+        """Record how many seconds a worker with local weights took to start its runtime and load them.
 
-        Returns the updated model; None if it is not deployed.
+        Return the updated model, or None if it is not deployed.
         """
         known = self.models.get(name)
         if known is None:

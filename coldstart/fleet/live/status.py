@@ -1,6 +1,6 @@
-"""Status document of a fleet, for `GET /fleet/status` and `coldstart fleet status`, and the metrics that are derived from it.
+"""Status document of a fleet, for `GET /fleet/status` and `coldstart fleet status`, and the metrics derived from it.
 
-docs/reference/http-api.md describes the document. All sizes are in bytes, all times in seconds.
+docs/reference/http-api.md describes the document. All sizes are in bytes, and all times are in seconds.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ SCHEMA_VERSION = 1
 def build_status(
     core: FleetCore, workers: Workers, links: Mapping[str, float], in_flight: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Return the members `servers` and `models` of the status document.
+    """Build the `servers` and `models` fields of the status document.
 
     Args:
         core: Core of the fleet.
         workers: Worker processes of the fleet.
-        links: Measured link speeds of the servers in bytes per second.
-        in_flight: Number of running requests by model.
+        links: Measured link speeds of the servers, in bytes per second.
+        in_flight: Number of running requests per model.
     """
     models = [model for model in core.models.values() if not model.retired or model.groups]
     hops: dict[str, list[float]] = {}

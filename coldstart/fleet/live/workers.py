@@ -1,7 +1,7 @@
 """Worker processes of the fleet: sends the core's orders to the servers, and reports the state of each process to the core.
 
-vLLM cannot extend a rank to a full model. So a pipeline is replaced by workers that load the full model on the same
-devices (ParaServe, section 6). On the CPU a rank and its replacement share weights.
+vLLM cannot extend a rank to a full model. A pipeline is therefore replaced by workers that load the full model on the same
+devices (ParaServe, section 6). On the CPU, a rank and its replacement share weights.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from coldstart.host.live.log import BackgroundTasks, Log
 
 @dataclass(slots=True)
 class EngineProcess:
-    """Process of a worker. `rate` limits its weight fetch in bytes per second; None: no limit."""
+    """Process of a worker. `rate` limits its weight fetch in bytes per second. None means no limit."""
 
     rank: LaunchRank
     is_stopping: bool = False
@@ -43,9 +43,9 @@ class EngineProcess:
 
 
 class Workers:
-    """Worker processes of a fleet by name, and its servers as `nodes`. `emit` sends an event to the core.
+    """Worker processes of a fleet by name, and its servers in `nodes`. `emit` is called to send an event to the core.
 
-    `hung` is the number of killed processes by model.
+    `hung` counts, by model, the processes that were killed because they hung.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class Workers:
         self.hung = Counter[str]()
 
     def find_first_rank(self, group: Group) -> RankUp | None:
-        """Return the first rank of a group, which answers requests, once it is ready."""
+        """Return the RankUp event of a group's first rank, which answers its requests, or None if that rank is not ready."""
         process = self.processes.get(group.workers[0].name)
         return process.up if process else None
 
     def remove_server(self, server: str) -> bool:
-        """Forget a server with all of its processes; return whether it was known."""
+        """Forget a server and all its processes. Return whether the server was known."""
         if self.nodes.pop(server, None) is None:
             return False
         for name in [name for name, one in self.processes.items() if one.rank.server == server]:
@@ -76,7 +76,7 @@ class Workers:
         return True
 
     def adopt(self, server: str, node: Node, report: NodeReport) -> None:
-        """Add a server with the processes that it had before this process began."""
+        """Add a server together with the processes that an earlier gateway started on it."""
         self.nodes[server] = node
         for found, up in report.workers:
             self.processes[found.launch.worker] = EngineProcess(found.launch, found.stopping, up=up)
@@ -116,20 +116,20 @@ class Workers:
         )
 
     async def _call(self, server: str, method: str, *args: Any) -> Any:
-        """Call a method of a server. Raises NodeLostError if the server is lost."""
+        """Call a method of a server. Raises NodeLostError if the server was lost or cannot be reached."""
         if (node := self.nodes.get(server)) is None:
             raise NodeLostError("the server was lost")
         return await node.call(method, *args)
 
     async def _send_order(self, rank: LaunchRank, method: str, order: RankOrder | str) -> None:
-        """Send an order to the server of a rank; if the server cannot be reached, record the end of the worker."""
+        """Send an order to the server of a rank. If the server cannot be reached, record that the worker has ended."""
         try:
             await self._call(rank.server, method, order)
         except NodeLostError as lost:
             self._record_unreachable(rank.worker, rank.server, lost)
 
     def set_fetch_rate(self, worker: str, rate: float | None) -> None:
-        """Set the rate of a worker's weight fetch in bytes per second; None removes the limit."""
+        """Limit a worker's weight fetch to `rate` bytes per second, or remove the limit if `rate` is None."""
         if (process := self.processes.get(worker)) is not None:
             process.rate = rate
             # A server ignores the rate of a worker that it has not launched; the launch order contains the rate.
@@ -160,7 +160,7 @@ class Workers:
             self._record_ready(event, process)
 
     def _record_fetch(self, fetched: RankFetched) -> None:
-        """Record a completed fetch. A fetch of a replacement has low priority, so it does not measure the link."""
+        """Record a completed fetch. Fetches of a replacement have low priority, so they do not measure the link."""
         process = self.processes.get(fetched.worker)
         if process is None:
             return
@@ -174,7 +174,7 @@ class Workers:
                 self._emit(events.LinkMeasured(rank.server, speed))
 
     def _record_ready(self, up: RankUp, first: EngineProcess) -> None:
-        """Record that a group is ready: its first rank is ready only after all other ranks."""
+        """Record that a group is ready. Its first rank becomes ready only after all other ranks."""
         first.up = up
         log = self._log
         log.write("ready", worker=up.worker, mode=up.mode, seconds=round(up.start_s, 4), url=up.url)
@@ -188,9 +188,9 @@ class Workers:
             self._record_join_time(up, first.rank, ranks)
 
     def _record_join_time(self, up: RankUp, first: LaunchRank, ranks: list[EngineProcess]) -> None:
-        """Record the seconds from loaded weights to ready, if each rank fetched its weights.
+        """Record the seconds from loaded weights to ready if every rank fetched its weights.
 
-        A single worker with local weights instead gives the seconds until its weights are loaded.
+        For a single worker with local weights, record instead the seconds until its weights were loaded.
         """
         model = self._core.models[first.model].spec
         costs = model.costs

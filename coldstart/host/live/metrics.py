@@ -201,7 +201,7 @@ class EventRecorder:
             phase = span.partition(": ")[0]
             summed[phase] = summed.get(phase, 0.0) + spent_s
         self._remember(name, mode, seconds, None, summed)
-        self.facts.start_s += seconds
+        self.facts.total_start_s += seconds
         self._starts.labels(name, mode).observe(seconds)
         for phase, spent_s in summed.items():
             self._phases.labels(phase, mode).observe(spent_s)
