@@ -1,4 +1,4 @@
-"""Write reports as JSON, CSV, HTML or Markdown (``--export FORM=FILE``).
+"""Write reports as JSON, CSV, HTML or Markdown (``--export FORMAT=FILE``).
 
 Invariants: an unknown form or a missing directory is reported before the command begins its work. A failed export leaves the
 previous file unchanged.
@@ -78,7 +78,7 @@ def write_report(out: Output, exports: Exports, report: Report) -> list[str]:
 def _check_export(form: str, file: str) -> None:
     if form not in FORMATS:
         raise UsageError(
-            f"unknown form in --export {form}: expected one of {', '.join(FORMATS)}",
+            f"unknown format in --export {form}: expected one of {', '.join(FORMATS)}",
             hint=f"use --export {FORMATS[0]}=FILE",
         )
     if file and not Path(file).parent.is_dir():

@@ -62,7 +62,7 @@ OnMissing = Annotated[
     typer.Option(
         "--on-miss",
         metavar="fail|warn",
-        help="Without a matching bundle: fail, or start stock vLLM with a warning.",
+        help="If there is no matching bundle: fail, or start stock vLLM with a warning.",
     ),
 ]
 READY_TIMEOUT = typer.Option(
@@ -172,7 +172,7 @@ def _common(
         _unbound_option(
             "--output",
             "-o",
-            help="File that receives the result; default: standard output.",
+            help="Write the result to this file; default: standard output.",
             metavar="FILE",
         ),
     ] = None,
@@ -199,8 +199,8 @@ def _exporting(
         list[str] | None,
         typer.Option(
             "--export",
-            metavar="FORM[=FILE]",
-            help="Print the result as json, csv, html or markdown, or write it to a file with FORM=FILE. Repeatable.",
+            metavar="FORMAT[=FILE]",
+            help="Print the result as json, csv, html or markdown, or write it to a file with FORMAT=FILE. Repeatable.",
         ),
     ] = None,
 ) -> tuple[list[str] | None]:

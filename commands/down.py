@@ -27,7 +27,7 @@ def command(
     keep_template: Annotated[
         bool,
         typer.Option(
-            "--keep-template", help="Keep the templates running so that the next coldstart up is fast."
+            "--keep-template", help="Keep the templates running so that the next `coldstart up` is fast."
         ),
     ] = False,
 ) -> None:

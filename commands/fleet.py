@@ -36,7 +36,9 @@ Memory = Annotated[
     str | None,
     option("--memory", metavar="SIZE", help="Memory for models on each GPU of this machine, such as 60GiB."),
 ]
-Devices = Annotated[int, option("--devices", metavar="N", help="Number of GPUs of this machine to use.")]
+Devices = Annotated[
+    int, option("--devices", metavar="N", help="Number of GPUs of this machine that the fleet may use.")
+]
 Network = Annotated[
     str, option("--network", metavar="SIZE", help="Network bandwidth of this machine in bytes per second.")
 ]
@@ -172,7 +174,7 @@ def deploy(
     ] = None,
     idle: Annotated[
         float,
-        option("--idle", metavar="SECONDS", help="Seconds without a request after which a worker stops."),
+        option("--idle", metavar="SECONDS", help="Stop a worker after this many seconds without a request."),
     ] = 600.0,
     name: Annotated[
         str | None, option("--name", metavar="NAME", help="Model name in requests; default: MODEL.")
@@ -199,7 +201,7 @@ def deploy(
         option(
             "--start",
             metavar="SECONDS",
-            help="Duration of a start without loading the weights, in seconds; default: as recorded in the bundle.",
+            help="Duration of a start, excluding the loading of weights, in seconds; default: as recorded in the bundle.",
         ),
     ] = None,
     weights_from: Annotated[
@@ -207,7 +209,7 @@ def deploy(
         option(
             "--weights-from",
             metavar="SOURCE",
-            help="Source for servers that do not have the weights: http(s)://..., s3://... or hf://REPO@REV.",
+            help="Where servers without local weights fetch them from: http(s)://..., s3://... or hf://REPO@REV.",
         ),
     ] = None,
     on_miss: OnMissing = "fail",
@@ -262,7 +264,8 @@ def scale(
 def drain(
     common: Common,
     server: Annotated[
-        str, typer.Argument(metavar="SERVER", help="Name of the server, as shown by `fleet status`.")
+        str,
+        typer.Argument(metavar="SERVER", help="Name of the server, as shown by `coldstart fleet status`."),
     ],
     url: Url = None,
     admin_key: Key = None,

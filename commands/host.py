@@ -69,7 +69,7 @@ def run(
         option(
             "--idle",
             metavar="SECONDS",
-            help="Seconds without a request after which a model of the command line stops; default: never.",
+            help="Stop a model given on the command line after this many seconds without a request; default: never.",
         ),
     ] = None,
     on_miss: Annotated[
@@ -77,7 +77,7 @@ def run(
         option(
             "--on-miss",
             metavar="fail|warn",
-            help="Start of a model without a bundle: fail, or start stock vLLM with a warning; default: fail. `on_miss` of a"
+            help="If a model has no matching bundle: fail, or start stock vLLM with a warning; default: fail. `on_miss` of a"
             " model in the host file takes precedence.",
         ),
     ] = None,
@@ -86,7 +86,7 @@ def run(
         option(
             "--heartbeat",
             metavar="SECONDS",
-            help="Interval, in seconds, of the comments that keep a waiting response stream open.",
+            help="Interval, in seconds, between the comments that keep a waiting response stream open.",
         ),
     ] = 5.0,
     drain_timeout: Annotated[

@@ -27,7 +27,7 @@ def command(
         bool,
         typer.Option(
             "--graphs",
-            help="Also record CUDA graphs, on one GPU. Experimental: no measured start became faster.",
+            help="Also record CUDA graphs (single GPU only). Experimental: no speed-up has been measured so far.",
         ),
     ] = False,
     snapshot: Annotated[

@@ -37,14 +37,14 @@ def command(
         Mode,
         typer.Option(
             "--mode",
-            help="Start mode; auto selects the first available mode in this order.",
+            help="Start mode; `auto` selects the first available mode in the listed order.",
         ),
     ] = modes.AUTO,
     on_miss: Annotated[
         OnMiss,
         typer.Option(
             "--on-miss",
-            help="Without a matching bundle: fail, start stock vLLM with a warning, or build a bundle first.",
+            help="If there is no matching bundle: fail, start stock vLLM with a warning, or build a bundle first.",
         ),
     ] = "fail",
     host: _serving.Host = None,
@@ -56,7 +56,7 @@ def command(
         typer.Option(
             "--ready-file",
             metavar="FILE",
-            help="File that receives the start mode, times and fallbacks as JSON when the server is ready.",
+            help="Write the start mode, times and fallbacks to this file as JSON when the server is ready.",
         ),
     ] = None,
     timeline: Annotated[
@@ -64,7 +64,7 @@ def command(
         typer.Option(
             "--timeline",
             metavar="FILE",
-            help="File that receives the timeline of the start as Chrome trace-event JSON.",
+            help="Write a timeline of the start to this file as Chrome trace-event JSON.",
         ),
     ] = None,
     weights_from: Annotated[
@@ -72,8 +72,8 @@ def command(
         typer.Option(
             "--weights-from",
             metavar="SOURCE",
-            help="Source from which the start fetches the weights: http(s)://..., s3://..., hf://REPO@REV or a directory; or "
-            "`preload`, to map them from the `vllm preload` daemon (GPU).",
+            help="Where to fetch the weights from: http(s)://..., s3://..., hf://REPO@REV or a directory; or `preload` to map "
+            "the weights that a `vllm preload` daemon holds on the GPU. Default: the model's own directory or repository.",
         ),
     ] = None,
     capture: Annotated[

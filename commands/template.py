@@ -16,8 +16,8 @@ Level = Literal["runtime", "engine", "asleep-1", "asleep-2", "parked"]
 _SHOWN = ("level", "model", "key", "pid", "ready", "servers")
 _LEVEL = typer.Option(
     "--level",
-    help="State to keep warm: runtime (Python imports done), engine (engine built), asleep-1 or asleep-2 (engine on its GPU in"
-    " vLLM's sleep level 1 or 2), or parked (asleep-1 that leaves nothing on the GPU).",
+    help="State to keep warm: runtime (Python imports done), engine (engine built), asleep-1 or asleep-2 (engine on its GPU,"
+    " at vLLM sleep level 1 or 2), or parked (like asleep-1, but with nothing left on the GPU).",
 )
 
 

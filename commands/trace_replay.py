@@ -62,8 +62,8 @@ def command(
         typer.Option(
             "--sweep",
             metavar="RATES",
-            help="Arrival rates to replay one after the other, in requests per second, such as 1,2,4. Reports the highest rate"
-            " that meets --slo.",
+            help="Comma-separated arrival rates to replay in turn, in requests per second, such as 1,2,4. Reports the highest"
+            " rate that meets --slo.",
         ),
     ] = None,
     target: Annotated[

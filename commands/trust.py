@@ -36,7 +36,9 @@ def list_keys(common: Common) -> None:
 @declare()
 def add_key(
     common: Common,
-    file: Annotated[Path, typer.Argument(help="PEM file with a public key, as printed by trust show.")],
+    file: Annotated[
+        Path, typer.Argument(help="PEM file with a public key, as printed by `coldstart trust show`.")
+    ],
     name: Annotated[str, typer.Option("--name", help="Name for the key on this machine.")] = "added",
 ) -> None:
     """Trust the bundles signed with a key."""

@@ -61,7 +61,7 @@ def command(
         typer.Option(
             "--detach",
             "-d",
-            help="Return when the server is ready, and keep it running in the background until coldstart down.",
+            help="Return when the server is ready, and keep it running in the background until you run `coldstart down`.",
         ),
     ] = False,
     untrusted: Untrusted = False,

@@ -42,7 +42,7 @@ def command(
         ),
     ],
     level: Annotated[
-        Level, typer.Option("--level", help="Last level to check; each level includes the ones before it.")
+        Level, typer.Option("--level", help="Level of checks to run; each level includes the ones before it.")
     ] = "checksum",
     against: Annotated[
         Literal["this"] | None,
@@ -59,7 +59,7 @@ def command(
         typer.Option(
             "--model",
             metavar="DIR",
-            help="Directory of the model; required by levels load and replay if the bundle was built from a directory.",
+            help="Model directory; required with --level load or --level replay if the bundle was built from a directory.",
         ),
     ] = None,
     revision: Revision = None,
@@ -68,7 +68,7 @@ def command(
         typer.Option(
             "--prompts",
             metavar="FILE",
-            help="File with the prompts of level replay, one per line; default: eight built-in prompts.",
+            help="File with one prompt per line, used only with --level replay; default: eight built-in prompts.",
         ),
     ] = None,
     concurrency: Annotated[
@@ -76,7 +76,7 @@ def command(
         typer.Option(
             "--concurrency",
             metavar="N,...",
-            help="Numbers of concurrent requests at level replay, separated by commas; 1 is always included.",
+            help="Comma-separated numbers of concurrent requests, used only with --level replay; 1 is always included.",
         ),
     ] = "1,8",
     max_tokens: Annotated[
@@ -85,7 +85,7 @@ def command(
             "--max-tokens",
             metavar="N",
             min=1,
-            help="Maximum number of tokens per response at level replay.",
+            help="Maximum number of tokens per response; used only with --level replay.",
         ),
     ] = 64,
 ) -> None:

@@ -5,7 +5,7 @@ was done before for the same key. The floor of a mode is measured in the same ru
 (`fresh`) or a fork (other modes), plus one first token of a running server. Runs are interleaved and their order rotates;
 figures are medians with their range. Measured on the CPU.
 
-Run: python -m benchmarks start/cold_start [--runs N] [--export FORM=FILE]
+Run: python -m benchmarks start/cold_start [--runs N] [--export FORMAT=FILE]
 Time: about 40 minutes for 5 runs
 Result: cold-start-cpu.json
 """

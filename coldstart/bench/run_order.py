@@ -49,7 +49,11 @@ class BenchRequest:
         True, "Also measure latency and throughput after the start.", "--steady/--no-steady"
     )
     ready_timeout_s: float = setting(
-        900.0, "Abort a start after this many seconds.", "--ready-timeout", "SECONDS", exclusive_minimum=0
+        900.0,
+        "Abort a start that takes longer than this many seconds.",
+        "--ready-timeout",
+        "SECONDS",
+        exclusive_minimum=0,
     )
     baseline: Path | None = setting(  # noqa: RUF009 - a field
         None, "JSON result of an earlier benchmark to compare with.", "--baseline", "FILE"

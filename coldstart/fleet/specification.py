@@ -170,7 +170,7 @@ class FleetSettings:
     window_s: Seconds = setting(1.0, "", minimum=0)
     consolidate: bool = setting(
         True,
-        "Replace a pipeline by a single worker when it serves, and move its streams.",
+        "Replace a pipeline with a single worker when that worker is ready, and move the streams to it.",
         "--consolidate/--no-consolidate",
     )
     reclaim: bool = True
@@ -186,7 +186,11 @@ class FleetSettings:
     backoff_s: Seconds = 1.0
     backoff_max_s: Seconds = 300.0
     hang_timeout_s: Seconds = setting(
-        120.0, "Kill a server that makes no progress for this time.", "--hang-timeout", "SECONDS", minimum=1
+        120.0,
+        "Kill a server that makes no progress for this many seconds.",
+        "--hang-timeout",
+        "SECONDS",
+        minimum=1,
     )
 
     def __post_init__(self) -> None:

@@ -136,7 +136,7 @@ class GatewayLimits:
     )
     idle_s: float = setting(
         60.0,
-        "Seconds without a request after which a connection is closed.",
+        "Close a connection after this many seconds without a request.",
         "--keep-alive-timeout",
         "SECONDS",
         exclusive_minimum=0,

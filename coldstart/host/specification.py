@@ -107,7 +107,10 @@ class HostSettings:
     host_memory: Size = setting(0, "", minimum=0)
     device_memory: Size | None = setting(None, "", minimum=1)
     policy: str = setting(
-        "predictive", "Eviction policy when memory is full: lru, iam or predictive.", "--policy", "NAME"
+        "predictive",
+        "Policy that selects the model to evict when memory is full: lru, iam or predictive.",
+        "--policy",
+        "NAME",
     )
     loaders: int = setting(1, "", minimum=1)
     max_held: int = setting(

@@ -41,20 +41,25 @@ class TracePlan:
     )
     on_bad_row: str = setting(
         "skip",
-        "What to do with an invalid row: skip it, or refuse the trace.",
+        "Skip an invalid row, or refuse the trace.",
         "--on-bad-row",
         choices=("skip", "refuse"),
     )
-    speedup: float = setting(1.0, "Replay arrivals this many times faster.", "--speedup", exclusive_minimum=0)
+    speedup: float = setting(
+        1.0, "Factor by which the replay is faster than the trace.", "--speedup", exclusive_minimum=0
+    )
     duration_s: float | None = setting(
-        None, "Replay only the first SECONDS of the trace; default: all.", "--duration", exclusive_minimum=0
+        None,
+        "Replay only the first SECONDS of the trace; default: the full trace.",
+        "--duration",
+        exclusive_minimum=0,
     )
     limit: int | None = setting(
-        None, "Maximum number of requests to replay; default: all.", "--limit", minimum=1
+        None, "Maximum number of requests to replay; default: no limit.", "--limit", minimum=1
     )
     rate: float | None = setting(
         None,
-        "Replace the arrivals by this many per second, with gamma-distributed gaps; default: as in the trace.",
+        "Replace the recorded arrivals with this many per second, at gamma-distributed gaps; default: as recorded.",
         "--rate",
         exclusive_minimum=0,
     )

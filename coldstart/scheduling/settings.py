@@ -73,7 +73,7 @@ class SchedulerSettings:
     )
     eta: int = setting(
         1,
-        "Minimum number of levels by which a demotion lowers a request.",
+        "Minimum number of queues by which a demotion lowers a request.",
         "--eta",
         "N",
         minimum=1,
@@ -93,7 +93,7 @@ class SchedulerSettings:
         " raises the limit with the load and with each promotion, and promotes few requests at a time, so that the queues do"
         " not become round robin under overload.",
         "--mlfq",
-        "FORM",
+        "VARIANT",
         choices=MLFQ_VARIANTS,
         unused_by=_VLLM_POLICIES,
     )
@@ -160,8 +160,8 @@ class SchedulerSettings:
     )
     slo_s: float | None = setting(
         None,
-        "Target time to first token for --scheduler deadline; a request is overtaken only while its own prefill can still"
-        " meet it.",
+        "Target time to first token for --scheduler deadline, in seconds; a request is overtaken only while its own prefill"
+        " can still meet it. Default: no target.",
         "--deadline-slo",
         "SECONDS",
         exclusive_minimum=0,
@@ -169,8 +169,8 @@ class SchedulerSettings:
     )
     classes: str | None = setting(
         None,
-        "TOML file of classes for --scheduler deadline, which are served by priority: a request that gives none has that of the"
-        " class of its API key or of a header. Default: no classes.",
+        "TOML file of request classes for --scheduler deadline. A request without a priority has the priority of the class of"
+        " its API key or header. Default: no classes.",
         "--deadline-classes",
         "FILE",
         unused_by=(FCFS, MLFQ),
