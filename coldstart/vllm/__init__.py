@@ -1,1 +1,1 @@
-"""Integration with vLLM; no other package names vLLM modules."""
+"""Integration with vLLM; no other package refers to vLLM's modules."""

@@ -1,7 +1,7 @@
-"""Decide at a start whether a feature supports the installed vLLM.
+"""Decide at server start whether a feature supports the installed vLLM.
 
-The decision compares vLLM's version with the versions that the end-to-end tests ran with, and checks the imports of the
-feature.
+The decision compares vLLM's version with the versions that the end-to-end tests ran with, and checks that the feature's
+imports succeed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CHECKED_VERSIONS: dict[Feature, Versions] = {
         ("graphs", "deferred-capture", "late-interaction", "handover", "sharing", "sleep"), ((0, 32), (0, 33))
     ),
 }
-"""Range of vLLM versions that a feature was tested with, if it is smaller than the supported range."""
+"""Range of vLLM versions that each feature was tested with, if it is smaller than the supported range."""
 
 log = logging.getLogger("vllm.coldstart")
 fallbacks: list[Fallback] = []
@@ -41,9 +41,9 @@ fallback_sources: list[Callable[[], Iterable[Fallback]]] = []
 
 
 def check(feature: Feature, load: Callable[[], object] | None = None) -> str | None:
-    """Return a sentence why `feature` does not support this vLLM, or None if it does.
+    """Return a sentence that states why `feature` does not support this vLLM, or None if it does.
 
-    `load` imports or calls what the feature uses; an ImportError or AttributeError is the reason.
+    `load` imports or calls what the feature uses; if it raises ImportError or AttributeError, that error is the reason.
     """
     if reason := _unchecked(feature):
         return reason
@@ -56,7 +56,7 @@ def check(feature: Feature, load: Callable[[], object] | None = None) -> str | N
 
 
 def record_fallback(section: str, reason: str) -> None:
-    """Log a fallback of this process, and store it for the worker's report."""
+    """Log a fallback that occurred in this process, and store it for the worker's report."""
     from coldstart.contract.fallback import Fallback
 
     log.warning("coldstart: %s: %s", section, reason)

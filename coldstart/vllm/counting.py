@@ -1,4 +1,4 @@
-"""Report the steps of vLLM's own processes as phases of the start, for progress output, charts and `coldstart bench`.
+"""Report the steps of vLLM's processes as phases of the start, for progress output, charts and `coldstart bench`.
 
 Invariant: the steps run unchanged; only their times are recorded.
 """
@@ -24,12 +24,12 @@ STEPS: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("vllm.model_executor.model_loader.base_loader", "BaseModelLoader"): {"create_model": "construct model"},
     ("vllm.tokenizers.registry", "_TokenizerRegistry"): {"load_tokenizer": "load the tokenizer"},
 }
-"""Names of phases by vLLM module and class, then by the method that is one phase."""
+"""Names of phases, by vLLM module and class, then by the method that runs one phase."""
 
 
 @functools.cache
 def report_phases() -> None:
-    """Hook vLLM's classes once they are imported. Steps that this vLLM lacks are not reported."""
+    """Hook vLLM's classes once they are imported. Steps that this vLLM does not have are not reported."""
     if compat.check("progress") is None:
         for (module, kind), steps in STEPS.items():
             late.run_when_imported(module, functools.partial(_name_steps, kind, steps))
@@ -45,7 +45,7 @@ def _name_steps(name: str, steps: Mapping[str, str], module: Any) -> None:
 def _named(original: Callable[..., Any], stage: str) -> Callable[..., Any]:
     @functools.wraps(original)
     def step(owner: Any, *arguments: Any, **keywords: Any) -> Any:
-        if getattr(owner, "rank", 0):  # the phases of several ranks would alternate
+        if getattr(owner, "rank", 0):  # if several ranks reported phases, the phases would alternate
             start_progress.stop_reporting()
             return original(owner, *arguments, **keywords)
         with timeline.measure(stage, track="vllm"):

@@ -1,8 +1,8 @@
-"""Limits and command lines of vLLM's own fast starts on a GPU: `vllm snapshot` and `vllm preload`.
+"""Requirements and command lines of vLLM's own fast starts on a GPU: `vllm snapshot` and `vllm preload`.
 
 `vllm snapshot` writes an image of one engine with CRIU and cuda-checkpoint. `vllm preload` is a daemon that keeps weights
-in GPU memory. This module reports each unmet requirement as a reason with a hint before vLLM runs. Tests compare
-requirements and command lines with vLLM's own checks and parsers. This project has not run either of them on a GPU.
+in GPU memory. Before vLLM runs, this module reports each unmet requirement as a reason with a hint. Tests compare the
+requirements and command lines with vLLM's own checks and parsers. This project has run neither of them on a GPU.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ENTRY_POINT = "vllm.entrypoints.cli.main"
 PLUGINS = "CRIU_CUDA_PLUGIN_DIR"
 SLEEP = "--enable-sleep-mode"
 Limit = tuple[str, str]
-"""Reason why a feature cannot be used, and a hint."""
+"""Reason why a feature cannot be used, followed by a hint."""
 
 _RANKS = ("tensor", "pipeline", "data", "prefill_context")
 _FRONTEND = (
@@ -34,7 +34,7 @@ _COMMIT = re.compile(r"[0-9a-fA-F]{40}")
 
 
 def find_missing_tool(environ: Mapping[str, str], uid: int) -> Limit | None:
-    """Return what this machine lacks for `vllm snapshot`, or None. `uid` is the effective user id."""
+    """Return the reason why this machine cannot run `vllm snapshot`, or None. `uid` is the effective user ID."""
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         return "vllm snapshot needs Linux on x86-64", "coldstart serve --mode template-runtime"
     tools = ["criu", "cuda-checkpoint", "nvidia-smi", *(["sudo"] if uid else [])]
@@ -53,12 +53,12 @@ def find_missing_tool(environ: Mapping[str, str], uid: int) -> Limit | None:
 def find_snapshot_limit(
     given: Arguments, repository: str | None, revision: str | None, environ: Mapping[str, str]
 ) -> Limit | None:
-    """Return why `vllm snapshot` does not support a server with these arguments, or None.
+    """Return the reason why `vllm snapshot` does not support a server with these arguments, or None.
 
     Args:
         given: vLLM arguments of the server, including its address.
-        repository: Hub repository of the model, None for a local directory.
-        revision: Commit of the repository.
+        repository: Hub repository of the model, or None for a local directory.
+        revision: Commit hash of the repository.
         environ: Environment variables of the server.
     """
     if repository is None or _COMMIT.fullmatch(revision or "") is None:
@@ -93,7 +93,7 @@ def find_snapshot_limit(
 
 
 def build_engine_arguments(repository: str, revision: str, name: str, given: Arguments) -> list[str]:
-    """Return the arguments of a snapshot's engine; `given` must not contain the address, which is set at a restore."""
+    """Return the arguments of a snapshot's engine. `given` must not contain the address, which is set at the restore."""
     named = [] if given.gives("served_model_name") else ["--served-model-name", name]
     sleep = [] if SLEEP in given else [SLEEP]
     return [repository, *named, *given, "--revision", revision, *sleep]
@@ -120,7 +120,7 @@ def build_restore_command(directory: Path, host: str, port: int) -> list[str]:
 
 
 def find_difference(manifest: Mapping[str, Any], engine: Sequence[str], revision: str) -> str | None:
-    """Return how a snapshot, described by vLLM's manifest, differs from an engine with these arguments; None if it matches."""
+    """Return how a snapshot, described by vLLM's manifest, differs from an engine with these arguments, or None."""
     wanted = {"model": engine[0], "model_revision": revision, "engine_argv": list(engine)}
     for name, expected in wanted.items():
         if (found := manifest.get(name)) != expected:
@@ -129,7 +129,7 @@ def find_difference(manifest: Mapping[str, Any], engine: Sequence[str], revision
 
 
 def read_process_ids(manifest: Mapping[str, Any]) -> list[int]:
-    """Return the PIDs of a restored server, starting with the API server. Raises ValueError if the manifest has none."""
+    """Return the PIDs of a restored server, API server first. Raises ValueError if the manifest has none."""
     tree = manifest.get("process_tree")
     if not isinstance(tree, list) or not tree or not all(type(pid) is int and pid > 1 for pid in tree):
         raise ValueError("the snapshot manifest contains no valid process_tree")
@@ -137,7 +137,7 @@ def read_process_ids(manifest: Mapping[str, Any]) -> list[int]:
 
 
 def find_preload_limit(given: Arguments, *, on_cpu: bool) -> Limit | None:
-    """Return why an engine with these arguments cannot use the weights of `vllm preload`, or None."""
+    """Return the reason why an engine with these arguments cannot use the weights of `vllm preload`, or None."""
     if on_cpu:
         return (
             "vllm preload needs a GPU, but this is vLLM's CPU build",
@@ -154,12 +154,12 @@ def find_preload_limit(given: Arguments, *, on_cpu: bool) -> Limit | None:
 
 
 def build_preload_command(model: Path, directory: Path, given: Sequence[str]) -> list[str]:
-    """Return the command of the daemon that keeps a model's weights in GPU memory; its sockets are in `directory`."""
+    """Return the command of the daemon that keeps a model's weights in GPU memory. Its sockets are in `directory`."""
     return ["vllm", "preload", "--model", str(model), "--weight-cache-socket-dir", str(directory), *given]
 
 
 def build_preload_arguments(directory: Path) -> list[str]:
-    """Return the vLLM arguments that map the daemon's weights; without the daemon, vLLM reads the files."""
+    """Return the vLLM arguments that map the daemon's weights. If the daemon is not running, vLLM reads the files."""
     return [
         "--load-format",
         "ipc_cache",

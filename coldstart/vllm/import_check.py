@@ -1,6 +1,6 @@
 """Import torch and vLLM, and print torch's version and the device type of vLLM's platform, such as "2.13.0+cpu cpu".
 
-`coldstart install` runs this file by its path with the Python of the environment that it created.
+`coldstart install` runs this file by its path, with the Python interpreter of the environment that it has created.
 """
 
 import torch

@@ -1,6 +1,6 @@
-"""Run functions right after the import of a module, because vLLM loads plug-ins in processes that never import most modules.
+"""Run functions right after a module is imported, because vLLM loads plug-ins in processes that never import most modules.
 
-A function that does not find a name in the module is reported, and never fails the import.
+If a function does not find a name in the module, this is reported, and the import still succeeds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ log = logging.getLogger("vllm.coldstart")
 
 
 def run_when_imported(name: str, work: Work, on_failure: Callable[[str], object] = log.warning) -> None:
-    """Call `work(module)` now if the module is imported, else right after its import.
+    """Call `work(module)` now if the module is already imported, or else right after its import.
 
     `on_failure` receives the reason if `work` raises ImportError or AttributeError.
     """
@@ -36,7 +36,7 @@ def run_when_imported(name: str, work: Work, on_failure: Callable[[str], object]
 
 
 class _Finder:
-    """Import finder that is used once, for one module, and delegates to the other finders."""
+    """Import finder that is used once, for one module, and that delegates to the other finders."""
 
     def __init__(self, name: str, work: Work) -> None:
         self._name, self._work = name, work
@@ -44,7 +44,7 @@ class _Finder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of the other finders, which also runs the function after the import."""
+        """Return the spec from the other finders, changed so that the function runs after the import."""
         if fullname != self._name:
             return None
         sys.meta_path.remove(self)

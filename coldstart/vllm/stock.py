@@ -1,7 +1,7 @@
-"""vLLM's own API server, unchanged: the fallback for unsupported vLLM versions, and the baseline of benchmarks.
+"""vLLM's own API server, unchanged: the fallback for unsupported vLLM versions, and the baseline in benchmarks.
 
-Invariant: vLLM is not patched. A thread of the server process polls the server over HTTP, like any client, and reports
-readiness to the starter.
+Invariant: vLLM is not patched. A thread in the server process polls the server over HTTP, as any client would, and reports
+readiness to the process that started it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def build_import_statement(*, cuda: bool) -> str:
 
 
 def run(plan: LaunchPlan, reason: str) -> int:
-    """Run vLLM's own server until it exits, and return its exit code; `reason` is reported as a fallback."""
+    """Run vLLM's own server until it exits, and return its exit code. Report `reason` as a fallback."""
     plan.fallbacks.append(Fallback("start", f"{reason} vLLM's own server runs."))
     if (descriptor := take_ready_pipe()) >= 0:
         Thread(target=_acknowledge, args=(plan, descriptor), name="readiness", daemon=True).start()
@@ -49,7 +49,7 @@ def run(plan: LaunchPlan, reason: str) -> int:
 
 
 def _drop_unsupported_arguments(plan: LaunchPlan) -> list[str]:
-    """Return the arguments without those that this vLLM or its server does not support, and report each one."""
+    """Return the arguments that this vLLM and its server support, and report each unsupported one as a fallback."""
     given, dropped = plan.vllm_args, set[str]()
     if given.value("scheduler_cls") == SCHEDULER_CLS:
         dropped |= {"--scheduler-cls", "--additional-config", "--kv-transfer-config"}
@@ -70,7 +70,7 @@ def _drop_unsupported_arguments(plan: LaunchPlan) -> list[str]:
 
 
 def _acknowledge(plan: LaunchPlan, descriptor: int) -> None:
-    """Report readiness once the server responds; no token is generated, because nothing was restored."""
+    """Report readiness once the server responds. No token is generated, because nothing was restored."""
     given = plan.vllm_args
     scheme = "https" if given.gives("ssl_certfile") else "http"
     url = addresses.build_url(
@@ -88,7 +88,7 @@ def _answers(url: str, socket: str | None) -> bool:
     import httpx
 
     transport = httpx.HTTPTransport(verify=False, uds=socket)
-    # Do not use a proxy of the environment for a local server.
+    # Do not use a proxy from the environment for a local server.
     with httpx.Client(transport=transport, timeout=PATIENCE_S, trust_env=False) as client:
         try:
             return client.get(url).status_code == 200

@@ -1,1 +1,1 @@
-"""vLLM's engine with coldstart's start: server, template, worker, offline run."""
+"""vLLM's engine with coldstart's start: server, template, worker and offline phase."""

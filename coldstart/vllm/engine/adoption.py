@@ -1,9 +1,9 @@
 """Decide whether a prebuilt worker fits a start, by comparing vLLM's engine arguments.
 
-An engine depends on its arguments, the environment, the code and the model. Environment and code are compared before
-(`launch/template_environment.py`, `system/fingerprint.py`). The bundle's key and the digest of the weights identify the
-model. Any argument that differs prevents adoption unless IGNORED_ARGUMENTS gives a reason why it does not affect a
-worker. So arguments that a newer vLLM adds are compared automatically.
+An engine depends on its arguments, the environment, the code and the model. The environment and the code are compared
+earlier (`launch/template_environment.py`, `system/fingerprint.py`). The bundle's key and the digest of the weights
+identify the model. Any argument that differs prevents adoption, unless IGNORED_ARGUMENTS gives a reason why it does not
+affect a worker. So arguments that a newer vLLM adds are compared automatically.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ MODEL = "the model's directory"
 
 
 def describe_engine(args: Namespace) -> dict[str, str]:
-    """Return the engine arguments by name.
+    """Return the engine arguments by name, each value as its repr.
 
-    Call this before a configuration is created from `args`, which changes some of them.
+    Call this before a configuration is created from `args`, because creating it changes some of them.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
 
@@ -57,7 +57,7 @@ def describe_engine(args: Namespace) -> dict[str, str]:
 
 
 def describe_worker(args: Namespace, plan: LaunchPlan) -> dict[str, str]:
-    """Return the engine arguments that affect a worker, with the model's content instead of its directory."""
+    """Return the engine arguments that affect a worker, with the model's identity instead of its directory."""
     found = describe_engine(args)
     # additional_config also contains the settings of our scheduler, which does not affect the worker.
     found["additional_config"] = repr({k: v for k, v in (args.additional_config or {}).items() if k != KEY})
@@ -67,7 +67,7 @@ def describe_worker(args: Namespace, plan: LaunchPlan) -> dict[str, str]:
 
 
 def find_difference(built: Mapping[str, str], required: Mapping[str, str]) -> str | None:
-    """Return a message with the first argument that differs and both values; None if the worker can be adopted."""
+    """Return a message with the first argument that differs and both values, or None if the worker can be adopted."""
     for name in sorted({*built, *required}):
         had, requested = built.get(name, "none"), required.get(name, "none")
         if had != requested and not (name in MAXIMUM_ARGUMENTS and _is_larger(had, requested)):

@@ -1,7 +1,7 @@
 """Build vLLM's API application in a thread while the engine starts.
 
-vLLM builds the application after the engine has started. Here a thread makes the same call with the same arguments during
-the start of the engine. vLLM receives the result if it requests the same application, and builds its own otherwise.
+vLLM builds the application after the engine has started. Here, a thread makes the same call with the same arguments while
+the engine starts. vLLM receives the result if it requests the same application; otherwise, it builds its own.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class EarlyApplication:
         os.register_at_fork(after_in_parent=self._begin)
 
     def start_building(self, args: Namespace, config: Any) -> None:
-        """Start building the application now, instead of when vLLM requests it."""
+        """Start building the application now, before vLLM requests it."""
         self._arguments = args, config
         self._begin()
 
@@ -73,7 +73,7 @@ class EarlyApplication:
 
     @contextmanager
     def provide_to_vllm(self) -> Iterator[None]:
-        """In this block, return the prebuilt application to vLLM if it requests the same one; wait until it is built."""
+        """While this block runs, give vLLM the prebuilt application if it requests the same one. Wait until it is built."""
         if compat.check("application", lambda: import_module(_ENTRY).build_app):
             yield
             return

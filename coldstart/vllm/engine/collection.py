@@ -1,8 +1,8 @@
 """Postpone Python garbage collections while an engine starts.
 
-vLLM collects garbage about ten times while an engine starts. Each collection scans all objects of the process, and finds
-almost no garbage. Here, one collection runs when the engine is warm, and the surviving objects are frozen, as vLLM does.
-While vLLM profiles GPU memory its collections run, because garbage can hold GPU memory.
+vLLM collects garbage about ten times while an engine starts. Each collection scans all objects in the process, and finds
+almost no garbage. Here, one collection runs when the engine is warm, and the surviving objects are frozen, as in vLLM.
+While vLLM profiles GPU memory, its collections run, because garbage can occupy GPU memory.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _OWN = {name: getattr(gc, name) for name in ("collect", "freeze", "unfreeze")}
 
 
 def postpone_in_children() -> None:
-    """Postpone the collections of engines that this process forks while its own garbage collector is disabled."""
+    """Postpone collections in engines that this process forks while its own garbage collector is disabled."""
     os.register_at_fork(after_in_child=_postpone_if_starting if _hook_core() else gc.enable)
 
 
 def postpone_in_process() -> None:
-    """Postpone the collections of an engine that will start in this process."""
+    """Postpone collections for an engine that will start in this process."""
     if _hook_core():
         gc.freeze()
         postpone_collections()
 
 
 def postpone_collections() -> None:
-    """Disable all collections in this process, explicit ones included, until `resume_collections`."""
+    """Disable all collections in this process, including explicit ones, until `resume_collections`."""
     gc.disable()
     for name in _OWN:
         setattr(gc, name, _skip)
@@ -46,7 +46,7 @@ def _postpone_if_starting() -> None:
 
 
 def resume_collections() -> None:
-    """If collections are postponed, collect once, freeze the surviving objects and enable the garbage collector."""
+    """If collections are postponed, collect once, freeze the surviving objects, and enable the garbage collector."""
     if _is_postponed():
         _restore()
         gc.collect()
@@ -55,7 +55,7 @@ def resume_collections() -> None:
 
 
 def _hook_core() -> bool:
-    """Make vLLM's engine resume collections when it is warm; return False if this vLLM has no hook for that."""
+    """Make vLLM's engine resume collections when it is warm. Return False if this vLLM has no hook for that."""
     core = import_module(CORE)
     if (freeze := getattr(core, "freeze_gc_heap", None)) is None:
         return False

@@ -1,10 +1,10 @@
-"""Save compiled forward functions once, and load them at every start instead of compiling.
+"""Save compiled forward functions once, and load them at every server start instead of compiling.
 
-vLLM stores the ahead-of-time compiled forward of a module in `aot_compiled_fn`, and calls it if it is set. Offline, this
-module serializes that function with torch. Online, it deserializes the function and sets the attribute before the first
-forward, so neither cache keys nor paths matter. On the Inductor backend, vLLM 0.31 and 0.32 fail to reload their own
-artifact (they call `finalize_loading`, which the deserialized function lacks) and compile again. This module does not
-need that method.
+vLLM stores the ahead-of-time compiled forward function of a module in `aot_compiled_fn`, and calls it if it is set.
+Offline, this module serializes that function with torch. Online, it deserializes the function and sets the attribute
+before the first forward pass, so neither cache keys nor paths matter. On the Inductor backend, vLLM 0.31 and 0.32 cannot
+reload their own artifact (they call `finalize_loading`, which the deserialized function lacks) and compile again. This
+module does not need that method.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ INDEX = "modules.json"
 INDUCTOR_DIR = "inductor"
 _KEPT_SUFFIXES = {".so", ".cpp", ".py"}
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-# Only absolute paths: the hashed text can contain C++ source too, where "-I" begins "-INFINITY".
+# Match only absolute paths: the hashed text can also contain C++ source, in which "-INFINITY" starts with "-I".
 _DIRECTORIES = re.compile(r" -[IL]/\S*")
 
 
@@ -40,23 +40,23 @@ class CompiledMismatchError(RuntimeError):
 
 
 class NotSavedError(RuntimeError):
-    """A compiled forward cannot be serialized, so vLLM compiles at every start."""
+    """A compiled forward function cannot be serialized, so vLLM compiles at every start."""
 
 
 def get_rank_directory(directory: Path, rank: int, rank_count: int) -> Path:
-    """Return the subdirectory with the compiled functions of a pipeline rank; all ranks share the kernels."""
+    """Return the subdirectory for the compiled functions of a pipeline rank; all ranks share the kernels."""
     return directory / f"rank-{rank}" if rank_count > 1 else directory
 
 
 def iterate_compiled_modules(model: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the name and module of each submodule that vLLM compiles; the name of `model` itself is empty."""
+    """Yield the name and the object of each submodule that vLLM compiles; the name of `model` itself is empty."""
     for name, module in model.named_modules():
         if getattr(module, "do_not_compile", True) is False:
             yield name, module
 
 
 def save_forwards(model: Any, directory: Path) -> list[str]:
-    """Serialize the compiled forward of each module of `model` into `directory`, and return the module names.
+    """Serialize the compiled forward function of each module in `model` into `directory`, and return the module names.
 
     Raises:
         NotSavedError: vLLM compiles no module, a module has no ahead-of-time function, or torch cannot serialize it.
@@ -83,7 +83,7 @@ def save_forwards(model: Any, directory: Path) -> list[str]:
 
 
 def copy_kernels(directory: Path) -> None:
-    """Copy the kernels that Inductor has built in this process into an artifact directory."""
+    """Copy the kernels that Inductor has built in this process to an artifact directory."""
     source = Path(os.environ[TORCHINDUCTOR_CACHE_DIR])
     for file in source.rglob("*"):
         if file.is_file() and file.suffix in _KEPT_SUFFIXES:
@@ -94,9 +94,9 @@ def copy_kernels(directory: Path) -> None:
 
 @contextmanager
 def pickle_functions_by_code() -> Iterator[None]:
-    """Make torch serialize a function that a decorator hides by its code and closure, like a nested function.
+    """Make torch serialize a function that is hidden by a decorator by its code and closure, like a nested function.
 
-    Otherwise torch serializes the function by name, and the name refers to the decorator's result. This affects
+    Otherwise, torch serializes the function by name, and the name refers to the decorator's result. This affects
     transformers models, which vLLM's Transformers backend compiles.
     """
     try:
@@ -137,10 +137,10 @@ def list_kernels(directory: Path) -> set[Path]:
 
 
 def restore_forwards(model: Any, directory: Path) -> int:
-    """Set the compiled forward of each module from an artifact directory, and return the number of modules.
+    """Set the compiled forward function of each module from an artifact directory, and return the number of modules.
 
     Raises:
-        CompiledMismatchError: The modules or their sources differ from the artifact's; no forward was set.
+        CompiledMismatchError: The modules or their sources differ from those of the artifact; no function was set.
     """
     modules = dict(iterate_compiled_modules(model))
     names: list[str] = json.loads((directory / INDEX).read_text())
@@ -169,7 +169,7 @@ def _load(module: Any, path: Path) -> Any:
 
 
 def _check_sources(info: Any) -> None:
-    """Raise CompiledMismatchError if an installed source differs in content from the one that the artifact was traced from."""
+    """Raise CompiledMismatchError if an installed source file differs from the one that the artifact was traced from."""
     contents = {source.module: source.content for source in info.inlined_sources}
     for name, content in contents.items():
         if inspect.getsource(importlib.import_module(name)) != content:
@@ -177,10 +177,10 @@ def _check_sources(info: Any) -> None:
 
 
 def use_portable_kernel_names() -> None:
-    """Make Inductor name the kernels of this process independently of the directories of Python and torch.
+    """Make Inductor's kernel names in this process independent of the installation directories of Python and torch.
 
     Inductor names a kernel by a hash of its source and compile command, which contains the include and library
-    directories. Without these, every installation finds the kernels of a bundle, whose key contains the versions of
+    directories. Without these, every installation finds the kernels in a bundle, whose key contains the versions of
     Python, torch and the compiler. A kernel that already exists under Inductor's own name keeps that name.
     """
     try:
@@ -208,9 +208,9 @@ def use_portable_kernel_names() -> None:
 
 
 class AotArtifacts:
-    """vLLM's own ahead-of-time artifacts of one bundle, used by one GPU worker.
+    """vLLM's own ahead-of-time artifacts in one bundle, used by one GPU worker.
 
-    vLLM reads <root>/torch_compile_cache/torch_aot_compile/<hash>/rank_<rank>_<dp>/model and, beside the ranks,
+    vLLM reads <root>/torch_compile_cache/torch_aot_compile/<hash>/rank_<rank>_<dp>/model and, in the parent directory,
     Inductor's cache. The hash includes the model path, so the path in the bundle never matches. The artifact is therefore
     copied to the path that vLLM requests, just before vLLM reads it. vLLM compares the traced sources and decides whether
     to use it. vLLM can load an artifact and still compile, because artifacts of PyTorch before 2.12 contain no kernels.
@@ -237,7 +237,7 @@ class AotArtifacts:
         self._misses.append(reason)
 
     def wrap_loader(self, module: Any) -> None:
-        """Make vLLM's loader, in the imported `module`, find the artifacts of the bundle."""
+        """Make vLLM's loader, which is in the imported `module`, find the artifacts in the bundle."""
         original = module._try_load_aot_compiled_fn
 
         @functools.wraps(original)
@@ -250,7 +250,7 @@ class AotArtifacts:
         module._try_load_aot_compiled_fn = load
 
     def copy_artifact(self, path: Path) -> bool:
-        """Copy the rank's artifact and Inductor's cache to `path` unless it exists; return whether it exists afterwards."""
+        """Copy the rank's artifact and Inductor's cache to `path` unless it exists. Return whether it then exists."""
         if path.exists():
             return True
         held = self._find_artifact(path.parent.name, path.name)
@@ -263,7 +263,7 @@ class AotArtifacts:
         return path.exists()
 
     def _find_artifact(self, rank: str, name: str) -> Path | None:
-        """Return the artifact of the rank, or None if there is not exactly one: a model can have several compiled parts."""
+        """Return the rank's artifact, or None if there is not exactly one: a model can have several compiled parts."""
         artifacts = sorted(self._directory.glob(f"*/{rank}/{name}"))
         if len(artifacts) != 1:
             self.add_reason(f"{rank}: the bundle has {len(artifacts)} artifacts")
@@ -276,7 +276,7 @@ class AotArtifacts:
 
 
 def _compilations() -> int:
-    """Return the number of graphs that Inductor compiled in this process, without hits of its cache."""
+    """Return the number of graphs that Inductor compiled in this process, not counting hits in its cache."""
     from vllm.compilation.counter import compilation_counter
 
     return int(compilation_counter.num_inductor_compiles)

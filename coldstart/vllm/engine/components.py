@@ -1,4 +1,4 @@
-"""Choose coldstart's executor, worker, loader and KV connector, or vLLM's own ones with a reported reason."""
+"""Choose coldstart's executor, worker, loader and KV connector, or vLLM's own components with a reported reason."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Fallbacks = list[Fallback]
 
 
 def choose(args: Namespace) -> Fallbacks:
-    """Set our executor, worker and loader in `args` unless the user chose others; return the fallbacks to vLLM's own ones.
+    """Set our executor, worker and loader in `args` unless the user chose others. Return the fallbacks to vLLM's own.
 
     If this vLLM cannot load our KV connector, the connector is removed from `args`.
     """
@@ -49,7 +49,7 @@ def choose(args: Namespace) -> Fallbacks:
 def count_supported_ranks(args: Namespace) -> int:
     """Return the number of pipeline ranks that our worker can run, or 0 if it cannot run this server.
 
-    Our worker supports only the CPU and pipeline parallelism, unless the user chose another executor or worker.
+    Our worker supports only the CPU and pipeline parallelism, and only if the user chose no other executor or worker.
     """
     from vllm.platforms import current_platform
 
@@ -61,11 +61,11 @@ def count_supported_ranks(args: Namespace) -> int:
 
 
 def has_reporting_workers(args: Namespace) -> bool:
-    """Return whether the workers of this server report fallbacks even if the plan restores nothing."""
+    """Return whether the workers of this server report fallbacks even if the launch plan restores nothing."""
     return bool(args.worker_cls == WORKER or args.load_format == LOAD_FORMAT)
 
 
 def log_fallbacks(fallbacks: Fallbacks) -> None:
-    """Write fallbacks to stderr, for processes that send no readiness report."""
+    """Write the fallbacks to stderr, for processes that send no readiness report."""
     for fallback in fallbacks:
         sys.stderr.write(f"coldstart: {fallback}\n")

@@ -1,6 +1,6 @@
 """Executor that runs the worker inside the engine process, which avoids another process and another import of torch.
 
-On the CPU, vLLM replaces its single-process executor by the multi-process one, because OpenMP must be configured before
+On the CPU, vLLM replaces its single-process executor with the multi-process one, because OpenMP must be configured before
 the worker's first import. vLLM does not replace an executor given by qualified name. This executor configures the same
 number of threads as vLLM's CPU binding, so reductions and tokens are the same.
 """
@@ -23,13 +23,13 @@ from coldstart.system.proc.lifeline import die_with_parent
 from coldstart.vllm import compat
 from coldstart.vllm.engine import adoption, components
 
-# vLLM's CPU worker disables torch.set_num_threads, but a worker adopted after a fork needs it.
+# vLLM's CPU worker disables torch.set_num_threads, but a worker that is adopted after a fork needs it.
 _set_num_threads = torch.set_num_threads
 
 
 @dataclass
 class _Built:
-    """Worker of a template, with its engine arguments and the reason why it does not match this server."""
+    """Worker that was built by a template, with its engine arguments and the reason why it does not match this server."""
 
     worker: WorkerWrapperBase
     arguments: Mapping[str, str]
@@ -74,7 +74,7 @@ def _import_worker() -> None:
 
 
 def prebuild_worker(config: VllmConfig, arguments: Mapping[str, str]) -> None:
-    """Build a worker and store it for adoption; it uses one OpenMP thread, because a team does not survive a fork."""
+    """Build a worker and store it for adoption. It uses one OpenMP thread, because a thread team does not survive a fork."""
     _set_num_threads(1)
     executor = UniProcExecutor(config)
     executor.collective_rpc("warm_up")
@@ -83,9 +83,9 @@ def prebuild_worker(config: VllmConfig, arguments: Mapping[str, str]) -> None:
 
 
 def find_worker_mismatch(args: Namespace, plan: LaunchPlan) -> str | None:
-    """Return why the prebuilt worker of this process does not match the server; None if it does, or if there is none.
+    """Return the reason why this process's prebuilt worker does not match the server, or None (also if there is none).
 
-    Call this before the engine process is forked: on a mismatch, that process builds another worker.
+    Call this before the engine process is forked: after a mismatch, the engine process builds another worker.
     """
     for built in _kept:
         built.unfit = adoption.find_difference(built.arguments, adoption.describe_worker(args, plan))

@@ -1,4 +1,4 @@
-"""Run the offline phase in its own process: start a real engine, measure it, and write its state.
+"""Run the offline phase in a separate process: start a real engine, measure it, and write its state.
 
 The engine runs inside this process (vLLM's in-process client), so one call of `step` is one iteration, and the compiled
 modules are accessible. vLLM compiles as usual with an empty cache, so its tokens are the reference for all later starts.
@@ -42,7 +42,7 @@ MAX_PROFILED_BATCH = 64
 
 
 class OfflineEngine:
-    """vLLM's engine, running in this process."""
+    """vLLM's engine, which runs in this process."""
 
     def __init__(self, vllm_args: Sequence[str]) -> None:
         from vllm.engine.arg_utils import AsyncEngineArgs
@@ -59,7 +59,7 @@ class OfflineEngine:
         self._ids = (f"offline-{number}" for number in count())
 
     def create_prompt(self, length: int) -> list[int]:
-        """Return `length` random token ids. No two prompts share a prefix, so the prefix cache has no effect."""
+        """Return `length` random token ids. Prompts share no prefix, so the prefix cache has no effect."""
         vocabulary = self.config.model_config.get_vocab_size()
         return [self.random.randrange(vocabulary) for _ in range(length)]
 
@@ -88,12 +88,12 @@ class OfflineEngine:
 
 
 def disable_async_scheduling(vllm_args: Arguments) -> Arguments:
-    """Return the arguments with which `step` waits for its iteration; by default, a step on a GPU returns at the launch."""
+    """Return the arguments that make a step wait for its iteration; by default, a step on a GPU returns after the launch."""
     return vllm_args if runtime.targets_cpu() else vllm_args.append("--no-async-scheduling")
 
 
 def generate_canary(engine: OfflineEngine) -> dict[str, list[int]]:
-    """Return a prompt and its greedy tokens, which every start from the bundle must reproduce."""
+    """Return a prompt and its greedily generated tokens, which every start from the bundle must reproduce."""
     prompt = engine.create_prompt(CANARY_PROMPT_TOKENS)
     engine.add_request(prompt, CANARY_TOKENS)
     (output,) = engine.finish_requests()
@@ -101,10 +101,10 @@ def generate_canary(engine: OfflineEngine) -> dict[str, list[int]]:
 
 
 def measure_iterations(engine: OfflineEngine, budget_s: float = profiling.BUDGET_S) -> dict[str, Any]:
-    """Measure the seconds per iteration by prompt length and by batch size (the job profiler of FastServe, section 4.1).
+    """Measure the time per iteration by prompt length and by batch size (the job profiler of FastServe, section 4.1).
 
     Returns:
-        {"prefill": [[tokens, s]], "decode": [[batch, s]], ...} with the fastest of several measurements. Sizes are
+        {"prefill": [[tokens, s]], "decode": [[batch, s]], ...} with the fastest of several measurements. The sizes are
         limited by the KV cache and by `budget_s` seconds of measurement.
     """
     held, block = describe_kv_cache(engine)["blocks"] - 1, describe_kv_cache(engine)["block_tokens"]
@@ -142,7 +142,7 @@ def _powers(first: int, last: int) -> Iterator[int]:
 
 
 def write_compiled(engine: OfflineEngine, directory: Path) -> str | None:
-    """Save the compiled forward functions and kernels of all ranks. Return the reason if none was saved, or None."""
+    """Save the compiled forward functions and kernels of all ranks. Return the reason if that failed, else None."""
     directory.mkdir()
     reasons: list[str | None] = engine.core.model_executor.collective_rpc(
         "save_compiled", args=(str(directory),)
@@ -167,7 +167,7 @@ def measure_kv_cache(plan: LaunchPlan, out: Path) -> None:
 
 
 def run_task(plan: LaunchPlan) -> None:
-    """Start the engine only for a task of the graphs plug-in; run a few steps if graphs are recorded."""
+    """Start the engine only for a task of the graphs plug-in. If graphs are recorded, also run a few steps."""
     prepare_process(plan)
     engine = OfflineEngine(plan.vllm_args)
     if plan.engine.record and engine.config.model_config.runner_type == "generate":
@@ -176,7 +176,7 @@ def run_task(plan: LaunchPlan) -> None:
 
 
 def prepare_process(plan: LaunchPlan) -> None:
-    """Prepare this process to run the engine. Raises SystemExit if this vLLM does not support that."""
+    """Prepare this process to run the engine. Raises SystemExit if this vLLM cannot run inside this process."""
     plan.install()
     start_progress.start_reporting()
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -187,7 +187,7 @@ def prepare_process(plan: LaunchPlan) -> None:
 def run(plan: LaunchPlan, out: Path, profile_s: float = profiling.BUDGET_S) -> None:
     """Run the offline phase, and write its results to the existing directory `out`.
 
-    Iteration times are measured for at most `profile_s` seconds.
+    Measure iteration times for at most `profile_s` seconds.
 
     Raises:
         SystemExit: The installed vLLM does not support the offline phase.
@@ -206,7 +206,7 @@ def run(plan: LaunchPlan, out: Path, profile_s: float = profiling.BUDGET_S) -> N
             _write(out / "iterations.json", measure_iterations(engine, profile_s))
     _write(out / "modelinfo.json", info)
     _write(out / "kv.json", describe_kv_cache(engine))
-    if runtime.targets_cpu():  # on a GPU the compilers' caches contain the compiled code
+    if runtime.targets_cpu():  # on a GPU, the compilers' caches contain the compiled code
         with timeline.measure("save compiled forward", track="offline"):
             reason = explain_missing_forward(engine) or write_compiled(engine, out / "compile")
         if reason:
@@ -225,7 +225,7 @@ def _import_engine() -> None:
 
 
 def explain_missing_forward(engine: OfflineEngine) -> str | None:
-    """Return why this engine has no compiled forward to save, or None if it has one."""
+    """Return the reason why this engine has no compiled forward function to save, or None if it has one."""
     if engine.config.parallel_config.worker_cls != components.WORKER:
         return "only coldstart's worker can save compiled code; this engine uses another worker, which compiles at every start"
     return compat.check("compile")
@@ -234,7 +234,7 @@ def explain_missing_forward(engine: OfflineEngine) -> str | None:
 def describe_kv_cache(engine: OfflineEngine) -> dict[str, Any]:
     """Return the KV cache size that vLLM's profiling found, in bytes, blocks and tokens per block (MEDUSA, section 6).
 
-    On a GPU, the result also contains `plans`, one for each rank, which replace profiling at a start.
+    On a GPU, the result also contains `plans`, one for each rank, which replace the profiling at a server start.
     """
     cache, notes = engine.config.cache_config, LaunchPlan.current().engine.kv_note
     sizing: dict[str, Any] = {
@@ -250,7 +250,7 @@ def _write(path: Path, value: object) -> None:
 
 
 if __name__ == "__main__":
-    # vLLM starts subprocesses to inspect a model. One that outlives this process would write into a removed directory.
+    # vLLM starts subprocesses to inspect a model. If one outlived this process, it would write to a removed directory.
     die_as_a_group()
     launch_plan, target, work = (
         LaunchPlan.parse(Path(sys.argv[1]).read_text(encoding="utf-8")),

@@ -1,7 +1,7 @@
 """Park a sleeping engine so that it uses no GPU memory, with vLLM's preparations (see `system.devices.parking`).
 
 vLLM's `checkpoint_prepare` releases the resources that the ranks share on the GPUs, and `checkpoint_restore` creates them
-again. An engine that cannot be parked stays asleep, and each of its servers reports the reason.
+again. An engine that cannot be parked stays asleep, and each server that it runs reports the reason.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from coldstart.system.devices.parking import Parking, ParkingError
 class ParkedEngine:
     """Sleeping vLLM engine whose ranks can leave their GPUs.
 
-    `reason` tells why the engine is only asleep; None if it is parked.
+    `reason` states why the engine is only asleep, and is None if it is parked.
     """
 
     def __init__(self, engine: Any, parking: Parking) -> None:
@@ -39,13 +39,13 @@ class ParkedEngine:
         return parked
 
     async def park(self) -> bool:
-        """Park the sleeping engine, or leave it asleep if that fails. Return False if the engine is unusable."""
+        """Park the sleeping engine, or let it sleep on if that fails. Return False if the engine is unusable."""
         if await self._finish(self._park):
             sys.stderr.write(f"coldstart: cannot park the engine, which stays asleep: {self.reason}\n")
         return not self._is_lost
 
     async def unpark(self) -> str | None:
-        """Restore the engine's GPU state; the engine then sleeps. Return why that failed, or None."""
+        """Restore the engine's GPU state, after which it is asleep. Return the reason if that failed, else None."""
         with timeline.measure("restore the device", track="server"):
             return await self._finish(self._unpark)
 
@@ -54,7 +54,7 @@ class ParkedEngine:
         self._parking.close()
 
     async def _finish(self, work: Callable[[], Coroutine[Any, Any, str | None]]) -> str | None:
-        """Run `work` to its end even if the caller is cancelled, and return its failure reason, or None."""
+        """Run `work` to its end even if the caller is cancelled. Return the reason if it failed, else None."""
 
         async def guarded() -> str | None:
             async with self._busy:

@@ -1,8 +1,8 @@
 """Report to the process that started a server that the server is ready, or why it failed.
 
 A server is ready when it listens and has generated one token. Invariant: a server whose restored state generates wrong
-canary tokens never serves a client, because it generates them before it listens. The report is one line of JSON on a
-pipe, which lists the restored and the unused sections.
+canary tokens never serves a client, because it generates them before it listens. The report is one line of JSON, written
+to a pipe, that lists the restored and the unused bundle sections.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Readiness:
         """Generate the first token of the canary prompt. If it is wrong, report that and return False.
 
         Call this before the server listens, so that wrong restored state never serves a client. If CUDA graphs were
-        restored, generate all canary tokens: the first token comes from a prefill, which uses no graph.
+        restored, this generates all canary tokens, because the first token comes from a prefill, which uses no graph.
         """
         self.tokens = await self._tokens()
         self.began = timeline.now()
@@ -92,7 +92,7 @@ class Readiness:
         return report
 
     async def _ask_workers(self, requested: list[str]) -> list[dict[str, Any]]:
-        """Return the reports of the workers."""
+        """Return the reports of the workers, or none if no worker has anything to report."""
         if not self.has_reporting_workers and not requested:
             return []
         try:
@@ -125,19 +125,19 @@ class Readiness:
 
 
 def take_ready_pipe() -> int:
-    """Return the file descriptor of the starter's pipe, or -1, and hide it from child processes."""
+    """Return the file descriptor of the pipe to the process that started this one, or -1. Hide it from child processes."""
     return int(os.environ.pop(READY_FD_ENV, "-1"))
 
 
 def send_report(descriptor: int, document: dict[str, Any]) -> None:
-    """Write the final report to the starter's pipe and close the pipe; do nothing if `descriptor` is negative."""
+    """Write the final report to the pipe `descriptor`, and close the pipe. Do nothing if `descriptor` is negative."""
     if descriptor >= 0:
         os.write(descriptor, (json.dumps(document) + "\n").encode())
         os.close(descriptor)
 
 
 def report_unfit(reason: str) -> None:
-    """Report to the starter that this process cannot run the launch plan, and why."""
+    """Report to the process that started this one that it cannot run the launch plan, and why."""
     send_report(take_ready_pipe(), {"unfit": reason})
 
 
@@ -145,10 +145,10 @@ def report_unfit(reason: str) -> None:
 
 
 def report_failure(error: BaseException) -> None:
-    """Write the error to the starter's pipe; do nothing without a pipe, or after readiness was reported.
+    """Report the error to the process that started the server. Do nothing without a pipe, or after readiness was reported.
 
     vLLM logs an error in the process where it occurs, which may be the engine process. The server continues after this
-    report. The starter uses the last report if the server exits before it is ready.
+    report. That process uses the last report if the server exits before it is ready.
     """
     descriptor = int(os.environ.get(READY_FD_ENV, "-1"))
     if descriptor >= 0:
@@ -158,7 +158,7 @@ def report_failure(error: BaseException) -> None:
 
 
 class _Reporter(logging.Handler):
-    """Handler that reports each exception that vLLM logs."""
+    """Logging handler that reports each exception that vLLM logs."""
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None

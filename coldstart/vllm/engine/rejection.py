@@ -1,7 +1,7 @@
-"""Recognize vLLM errors that every start would repeat: invalid arguments, too little memory, or an unsupported model.
+"""Recognize vLLM errors that would recur at every start: invalid arguments, too little memory, or an unsupported model.
 
 Such an error ends the start, because another start mode would fail in the same way. This module reads only text: an error
-message, or the log of a process that could not report its error. `StartFailure` carries the error to another process.
+message, or the log of a process that could not report its error. `StartFailure` passes the error to another process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _Error = TypeVar("_Error", bound=CommandFailedError)
 _LONGEST = 400
 # vLLM's server raises this after the engine process has logged the cause.
 _ENGINE_FAILED = "See root cause above"
-# First sentence of vLLM's message; later sentences name settings that coldstart commands lack.
+# First sentence of vLLM's message; later sentences name settings that coldstart's commands do not have.
 _SENTENCE = re.compile(r".+?\.(?=\s+[A-Z])")
 _FAULT = re.compile(r"^(?:Value|Assertion) error, ")
 _INVALID = "vLLM rejects its arguments: "
@@ -73,8 +73,8 @@ _KNOWN = (
 class StartFailure:
     """Error that ended a server process, in the form that is sent to the process that started the server.
 
-    `is_final` means that every start would meet the error. `is_consequence` means that another process has reported the
-    cause.
+    `is_final` means that every start would fail with this error. `is_consequence` means that another process has already
+    reported the cause.
     """
 
     message: str
@@ -85,12 +85,12 @@ class StartFailure:
 
     @classmethod
     def from_error(cls, error: BaseException) -> StartFailure:
-        """Return the failure for an error, as one line without secrets."""
+        """Return the failure that describes an error, on one line and without secrets."""
         text = secrets.redact_text(f"{type(error).__name__}: {' '.join(str(error).split())}")
         return find_known_failure(text) or cls(text, is_consequence=_ENGINE_FAILED in text)
 
     def to_document(self) -> dict[str, Any]:
-        """Return the failure as a JSON object with one field for each argument of StartFailure."""
+        """Return the failure as a JSON object with one field for each field of StartFailure."""
         return asdict(self)
 
     def build_error(self, error_class: type[_Error]) -> _Error:
@@ -101,7 +101,7 @@ class StartFailure:
 
 
 def find_known_failure(text: str) -> StartFailure | None:
-    """Return the failure whose message occurs in `text`, or None if `text` contains no error that every start would repeat."""
+    """Return the failure whose message occurs in `text`, or None if `text` has no error that would recur at every start."""
     for problem, pattern, hint, code in _KNOWN:
         if found := pattern.search(text):
             reason = _FAULT.sub("", " ".join(found[1].split()))

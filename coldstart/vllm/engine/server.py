@@ -5,7 +5,7 @@ torch and vllm are imported once, and vLLM's functions do all the work. There ar
 - The engine process is forked instead of spawned, so it inherits all imported modules.
 - The worker runs inside the engine process.
 - Garbage is not collected before the server listens.
-- The server reports readiness only after it has generated one token.
+- The server reports that it is ready only after it has generated one token.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def import_runtime() -> None:
 
 
 def import_cli_args() -> Any:
-    """Import vLLM's module of server arguments, which vLLM 0.33 moved. Raises ImportError."""
+    """Import and return vLLM's module of server arguments, which vLLM 0.33 moved. Raises ImportError."""
     try:
         from vllm.entrypoints.launchers import cli_args
     except ImportError:
@@ -79,7 +79,7 @@ def import_cli_args() -> Any:
 
 
 def import_engine() -> None:
-    """Import the modules that every engine process needs in addition to `import_runtime`.
+    """Import the modules that every engine process needs in addition to those of `import_runtime`.
 
     The CPU worker is imported only on the CPU, because its import replaces torch.cuda's streams and events.
     """
@@ -115,7 +115,7 @@ def import_gpu_engine(config: Any) -> None:
 
 
 def reapply_environment() -> None:
-    """Apply the environment variables of Hugging Face's offline mode and torch's loggers, which were read at import."""
+    """Apply the environment variables for Hugging Face's offline mode and torch's loggers, which were read at import."""
     if (constants := sys.modules.get("huggingface_hub.constants")) is not None:
         offline = HF_HUB_OFFLINE.read() or TRANSFORMERS_OFFLINE.read()
         is_offline = offline.upper() in ("1", "ON", "YES", "TRUE")
@@ -145,7 +145,7 @@ def parse_args(vllm_args: Sequence[str]) -> tuple[Namespace, components.Fallback
 
 
 def create_config(args: Namespace) -> Any:
-    """Create vLLM's complete configuration from parsed arguments, as vLLM's API server does."""
+    """Create vLLM's complete configuration from the parsed arguments, as vLLM's API server does."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
 
@@ -161,7 +161,7 @@ def create_config(args: Namespace) -> Any:
 
 @asynccontextmanager
 async def start_engine(args: Namespace, plan: LaunchPlan, app: EarlyApplication) -> AsyncIterator[Any]:
-    """Start vLLM's engine in a forked process and yield its client; `app` is built meanwhile. Stop the engine on exit."""
+    """Start vLLM's engine in a forked process, build `app` meanwhile, and yield the client. Stop the engine on exit."""
     from vllm.platforms import current_platform
     from vllm.usage.usage_lib import UsageContext
 
@@ -172,7 +172,7 @@ async def start_engine(args: Namespace, plan: LaunchPlan, app: EarlyApplication)
 
             reason = executor.find_worker_mismatch(args, plan)
             if reason and plan.must_adopt:
-                # A worker that is built in a thawed process crashes with an illegal instruction.
+                # A worker built in a thawed process would crash with an illegal instruction.
                 raise WorkerMismatchError(reason)
         config = create_config(args)
         if scheduler.settle(args, config, plan):
@@ -182,7 +182,7 @@ async def start_engine(args: Namespace, plan: LaunchPlan, app: EarlyApplication)
     forks = args.distributed_executor_backend == components.EXECUTOR or not current_platform.is_cpu()
     if forks:
         os.environ[START_METHOD] = "fork"
-    # The forked engine inherits our loggers; configuring them again costs more than adopting a built worker.
+    # The forked engine inherits our loggers; configuring them again would take longer than adopting a prebuilt worker.
     if config.logging_config.pylogging_config_file is None:
         compat.check("logging", lambda: configure_loggers(config.logging_config))
         config.logging_config = replace(config.logging_config, configure_logging=False)
@@ -216,7 +216,7 @@ async def start_engine(args: Namespace, plan: LaunchPlan, app: EarlyApplication)
 def tolerate_early_exit(manager: Any) -> None:
     """Make vLLM's engine process manager tolerate an engine process that exits just before the manager kills it.
 
-    The manager checks that the process is alive, then queries psutil for its children. If the process has exited in
+    The manager checks that the process is alive, and then queries psutil for its children. If the process exits in
     between, psutil raises an error, and vLLM's server never stops.
     """
     if manager is None:
@@ -233,9 +233,9 @@ def tolerate_early_exit(manager: Any) -> None:
 def fail_requests_at_shutdown(engine: Any) -> None:
     """Make the shutdown of vLLM's engine fail the requests in progress. Call this in the event loop.
 
-    vLLM stops the engine process and then cancels the task that reads its output. A request in progress would wait
-    forever, and vLLM's server waits for that request. If the task first notices that the engine has stopped, it logs a
-    traceback, which is dropped here.
+    vLLM stops the engine process, and then cancels the task that reads its output. A request in progress would wait
+    forever, and so would vLLM's server, which waits for that request. If the task first notices that the engine has
+    stopped, it logs a traceback, which is dropped here.
     """
     from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -254,11 +254,11 @@ def fail_requests_at_shutdown(engine: Any) -> None:
 
 
 class WorkerMismatchError(RuntimeError):
-    """The prebuilt worker of this process cannot serve the launch plan; the message names the difference."""
+    """The prebuilt worker of this process cannot run the launch plan; the message states the difference."""
 
 
 async def serve(args: Namespace, plan: LaunchPlan) -> int:
-    """Run the server, and return 0 after a signal, 1 if the engine died or the canary tokens are wrong.
+    """Run the server. Return 0 after a signal, or 1 if the engine has died or the canary tokens are wrong.
 
     Other exits return the code that vLLM's `run_server` would return.
     """
@@ -296,7 +296,7 @@ async def serve(args: Namespace, plan: LaunchPlan) -> int:
 def run(plan: LaunchPlan, is_imported: bool = False) -> int:
     """Run a server for `plan` in this process, and return its exit code.
 
-    `is_imported` means that `import_runtime` was already called.
+    If `is_imported` is True, `import_runtime` was already called.
     """
     plan.install()
     start_progress.start_reporting()

@@ -1,7 +1,7 @@
 """Resident engine that sleeps in vLLM's sleep mode and wakes for one server at a time.
 
-At level 1, the weights stay in host memory; at level 2, they are read again from the files. Both levels free GPU memory.
-Our sleep backend does this where it is supported; otherwise vLLM's own backend does, which is a fallback. A parked engine
+At level 1, the weights stay in host memory; at level 2, they are read from the files again. Both levels free GPU memory.
+Our sleep backend does this where it is supported; otherwise, vLLM's own backend does, which is a fallback. A parked engine
 sleeps at level 1 and has no GPU context. This process itself becomes the requested server: it wakes the engine, generates
 one token as a check, listens at the requested address, and sleeps again when the lease ends. The engine arguments of the
 request must equal those of the sleeping engine; the server arguments may differ.
@@ -37,18 +37,18 @@ from coldstart.vllm.engine.parked import ParkedEngine
 from coldstart.vllm.engine.readiness import Readiness, report_unfit
 
 SERVING = "serving"
-"""Name of the file beside the socket that exists while a server runs."""
+"""Name of a file in the socket's directory that exists while a server runs."""
 STOP_TIMEOUT_S, RETRY_S = 10.0, 0.1
 
 
 def describe_difference(sleeping: dict[str, str], requested: dict[str, str]) -> str | None:
-    """Return a message that names the engine arguments in which the two engines differ, or None."""
+    """Return a message that names the engine arguments in which the two engines differ, or None if they are equal."""
     names = [name for name, value in sleeping.items() if requested[name] != value]
     return f"the sleeping engine was started with different values of: {', '.join(names)}" if names else None
 
 
 async def wake_engine(engine: Any, level: int) -> None:
-    """Wake all memory of the engine. At level 2, reload the weights before the KV cache is allocated."""
+    """Wake all memory of the engine. At level 2, reload the weights before allocating the KV cache."""
     with timeline.measure("wake the engine", track="server"):
         await engine.wake_up(**({} if level == 1 else {"tags": ["weights"]}))
     if level == 1:
@@ -60,10 +60,9 @@ async def wake_engine(engine: Any, level: int) -> None:
 
 
 class StandbyEngine:
-    """Sleeping engine, with the server that currently uses it.
+    """Sleeping engine, and the server that currently uses it.
 
-    `arguments` are the engine arguments by name, and `backend` is the fallback to vLLM's own sleep backend, if it is
-    used.
+    `arguments` are the engine arguments by name. `backend` is the fallback to vLLM's own sleep backend, or None.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class StandbyEngine:
         self.awake = False
 
     async def serve_requests(self) -> None:
-        """Serve requests for a server until a signal arrives or the engine dies."""
+        """Accept requests to start a server until a signal arrives or the engine dies."""
         loop = asyncio.get_running_loop()
         self._take_signals()
         loop.add_reader(self.listener.fileno(), self._accept)
@@ -152,7 +151,7 @@ class StandbyEngine:
             self.ended.set()
 
     async def _serve(self, plan: LaunchPlan, connection: Channel) -> int:
-        """Run one server until its lease or its engine ends, and return its exit code."""
+        """Run one server until its lease ends or the engine dies, and return its exit code."""
         loop = asyncio.get_running_loop()
         try:
             plan.install()
@@ -226,7 +225,7 @@ class StandbyEngine:
             sock.close()
 
     async def _sleep(self) -> None:
-        """Put the engine back to sleep; if that fails, stop this process, because no other client can use the engine."""
+        """Put the engine back to sleep. If that fails, stop this process, because no other client can use the engine."""
         self._take_signals()  # vLLM's server replaced the handlers
         if not self.awake:
             return
@@ -256,7 +255,7 @@ def _tell(connection: Channel, message: dict[str, Any]) -> None:
 
 @contextmanager
 def _use_client_environment(request: dict[str, Any], descriptors: list[int]) -> Iterator[None]:
-    """In this block, use the client's standard streams, directory and environment; afterwards keep none of its secrets."""
+    """Use the client's standard streams, directory and environment while this block runs. Then drop its secrets."""
     held, own, where = [os.dup(n) for n in range(3)], dict(os.environ), Path.cwd()
     try:
         os.environ.clear()
@@ -306,7 +305,7 @@ async def _reside(plan: LaunchPlan, level: str, listening: Path, acknowledge: in
 
 
 def run_standby(plan: LaunchPlan, level: str, socket_path: Path, ready_fd: int) -> int:
-    """Build the engine, put it to sleep, and run servers on it until this process is stopped; return the exit code.
+    """Build the engine, put it to sleep, and run servers on it until this process is stopped. Return the exit code.
 
     `ready_fd` receives one byte when the process listens at `socket_path`. `level` is a sleep level or `parked`.
 

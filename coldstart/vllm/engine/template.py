@@ -1,9 +1,9 @@
-"""Template process that forks servers, with the runtime imported and optionally the engine's worker built.
+"""Template process that forks servers, with the runtime imported and, optionally, the engine's worker built.
 
 The template has one Python thread and no OpenMP team, because a fork copies only one thread. torch.distributed's gloo
-creates threads for a group of one rank; they are not needed after the fork, but those of larger groups are, so larger
-groups are rejected. A forked server adopts the built worker if its configuration is the same, and otherwise builds its
-own.
+creates threads even for a group of one rank. These are not needed after the fork, but those of a larger group are, so
+larger groups are rejected. A forked server adopts the built worker if its configuration is the same; otherwise, it builds
+its own.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from coldstart.vllm.engine.readiness import report_unfit
 
 
 def build_template(plan: LaunchPlan, level: str) -> components.Fallbacks:
-    """Import the runtime and, at level `engine`, build the worker, which loads the weights and the compiled forward.
+    """Import the runtime.
 
-    Returns:
+    At level `engine`, also build the worker, which loads the weights and the compiled forward function. Returns:
         The fallbacks that the forked servers cannot detect themselves.
 
     Raises:
@@ -104,7 +104,7 @@ def register_kernel_overrides() -> None:
 
 
 def is_cuda_initialized() -> bool:
-    """Return whether this process has a CUDA context, which makes the GPU unusable in a forked process."""
+    """Return whether this process has a CUDA context, in which case a forked process cannot use the GPU."""
     import torch
 
     return bool(torch.cuda.is_initialized())
@@ -116,7 +116,7 @@ def _import_everything() -> None:
 
 
 def prebuild_worker(config: Any, arguments: dict[str, str]) -> None:
-    """Build a worker for `config` and store it for adoption by forked servers; `arguments` describe it for the comparison."""
+    """Build a worker and store it for adoption by forked servers, which compare their own arguments with `arguments`."""
     from coldstart.vllm.engine import executor
 
     if config.parallel_config.world_size > 1:
@@ -130,7 +130,7 @@ _HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
 
 
 class Template:
-    """Server loop that forks one server for each request, and reports its exit code to the client.
+    """Loop that forks a server for each request, and reports the server's exit code to the client.
 
     It runs on one thread; a self-pipe turns SIGCHLD into an event.
     """
@@ -194,7 +194,7 @@ class Template:
         connection.close()
 
     def _become_server(self, received: float, connection: Channel) -> None:
-        """Turn the forked child into the requested server; never return.
+        """Turn the forked child into the requested server, and never return.
 
         Only the child reads the request, because it contains secrets and the template outlives the start.
         """
@@ -281,19 +281,19 @@ def _signal(pid: int, number: int) -> None:
     try:
         os.killpg(pid, number)
     except ProcessLookupError:
-        os.kill(pid, number)  # it does not lead its group so far; its PID is valid until it is reaped
+        os.kill(pid, number)  # it does not lead its process group yet; its PID is valid until it is reaped
 
 
 def _tell(connection: Channel, message: dict[str, Any]) -> None:
-    """Send a message, and ignore a client that has disconnected: its disconnect also ends the lease."""
+    """Send a message. Ignore a client that has disconnected, because its disconnect also ends the lease."""
     with suppress(OSError):
         connection.send(message)
 
 
 def _continue_in_child() -> None:
-    """Continue in a forked child, while this process waits for it; the child exits if this process dies.
+    """Continue in a forked child while this process waits for it. The child exits if this process dies.
 
-    The child does not have gloo's threads, which would be frozen and created again in every thawed process.
+    The child does not have gloo's threads, which would otherwise be frozen and created again in every thawed process.
     """
     os.environ[SUPERVISOR_ENV] = str(os.getpid())
     if (pid := os.fork()) != 0:
@@ -306,14 +306,14 @@ def _continue_in_child() -> None:
 def main(argv: list[str]) -> None:
     """Run `template SOCKET LEVEL PLAN_FD READY_FD [alone|outlives]`: build the template, listen, and fork servers.
 
-    READY_FD receives one byte when the template listens. At a sleep level, this process forks nothing and wakes its own
-    engine instead. With `alone`, a child without the threads of the build continues. The process stops with the process
-    that started it; with `outlives`, only until the template listens.
+    READY_FD receives one byte when the template listens. At a sleep level, this process forks no servers and wakes its
+    own engine instead. With `alone`, a forked child continues without the threads of the build. The process stops
+    together with the process that started it; with `outlives`, only until the template listens.
     """
     if SUPERVISOR_ENV in os.environ:
         die_with_supervisor()
     path, level, ready = Path(argv[0]), argv[1], int(argv[3])
-    with os.fdopen(int(argv[2])) as plan_file:  # servers and snapshots must not inherit the descriptor
+    with os.fdopen(int(argv[2])) as plan_file:  # servers and snapshots must not inherit this descriptor
         plan_file.seek(0)
         plan = LaunchPlan.parse(plan_file.read())
     gc.disable()

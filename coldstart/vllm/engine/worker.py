@@ -1,4 +1,4 @@
-"""CPU worker that loads its compiled forward and its KV cache size from the launch plan.
+"""CPU worker that loads its compiled forward function and its KV cache size from the launch plan.
 
 vLLM loads it by qualified name (`--worker-cls`). If the plan lacks a part, or the worker cannot use it, vLLM's own code
 runs and `fallbacks` contains the reason.
@@ -36,7 +36,7 @@ LAZY_ARENA_BYTES = 1 << 20
 
 
 class LazyZeros(TorchFunctionMode):
-    """Mode in which large CPU buffers of `torch.zeros` are anonymous maps, whose pages the kernel zeroes at first use."""
+    """Mode in which `torch.zeros` backs large CPU buffers by anonymous maps, whose pages the kernel zeroes at first use."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -53,7 +53,7 @@ class LazyZeros(TorchFunctionMode):
 
 
 class LazyKvRunner(CPUModelRunner):
-    """vLLM's CPU model runner, whose KV cache consists of pages that the kernel zeroes at first use."""
+    """vLLM's CPU model runner with a KV cache whose pages the kernel zeroes at first use."""
 
     def initialize_kv_cache(
         self,
@@ -68,9 +68,9 @@ class LazyKvRunner(CPUModelRunner):
 
 
 class ColdWorker(CPUWorker):
-    """vLLM's CPU worker, started from the materialized state of a bundle.
+    """vLLM's CPU worker, started from the materialized state in a bundle.
 
-    `fast_path` maps each section of the bundle to whether it was used. `fallbacks` are the reasons for unused sections.
+    `fast_path` maps each bundle section to whether it was used. `fallbacks` are the reasons for unused sections.
     """
 
     fast_path: dict[str, bool]
@@ -139,7 +139,10 @@ class ColdWorker(CPUWorker):
         return compiled.get_rank_directory(directory, self.rank, self.parallel_config.world_size)
 
     def save_compiled(self, directory: str) -> str | None:
-        """Save the compiled forward and kernels of this rank in an artifact directory; return why none was saved, or None."""
+        """Save the compiled forward functions and kernels of this rank in an artifact directory.
+
+        Return the reason if they could not be saved, else None.
+        """
         rank_directory = self._get_rank_directory(Path(directory))
         rank_directory.mkdir(exist_ok=True)
         try:
@@ -156,14 +159,14 @@ class ColdWorker(CPUWorker):
         self.fallbacks.append(Fallback(section, reason))
 
     def sleep(self, level: int = 1) -> None:
-        """Put the weights to sleep with our sleep backend if it is chosen, else with vLLM's, which supports only GPUs."""
+        """Put the weights to sleep with our sleep backend if it was chosen, else with vLLM's, which supports only GPUs."""
         if self.model_config.sleep_mode_backend == SLEEP_BACKEND:
             self.sleep_mode_backend.suspend(level)
         else:
             super().sleep(level)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """Wake what `sleep` has put to sleep."""
+        """Wake the memory that `sleep` has put to sleep."""
         if self.model_config.sleep_mode_backend == SLEEP_BACKEND:
             self.sleep_mode_backend.resume(tags)
         else:
@@ -174,7 +177,7 @@ class ColdWorker(CPUWorker):
         self._fall_back("worker", reason)
 
     def warm_up(self) -> None:
-        """Run the restored forward once with a few tokens, which initializes its lazy state."""
+        """Run the restored forward function once with a few tokens, which initializes its lazy state."""
         if self.restored and not self.warm:
             with timeline.measure("warm up", track="engine"):
                 self.model_runner._dummy_run(WARMUP_TOKENS)
@@ -193,7 +196,7 @@ class ColdWorker(CPUWorker):
         return True
 
     def coldstart_report(self) -> dict[str, Any]:
-        """Return the restored sections and the fallbacks for the process that started this server."""
+        """Return the restored sections and the fallbacks, for the process that started this server."""
         found = compat.build_worker_report()
         named = [*fallback.encode(self.fallbacks), *found["fallbacks"]]
         return found | {"fast_path": self.fast_path | found["fast_path"], "fallbacks": named}

@@ -11,10 +11,10 @@ CONNECTOR = "coldstart.vllm.handover.connector"
 
 
 def handover_arguments(host: str, identity: str) -> list[str]:
-    """Return the vLLM arguments that enable KV handover, with data ports on the address `host`.
+    """Return the vLLM arguments that enable KV handover, with data ports at the address `host`.
 
-    `identity` names the weights: servers exchange KV only with servers of equal identity. The handover key is passed in
-    the environment variable HANDOVER_KEY, because all users of a machine can read command lines.
+    `identity` identifies the weights: servers exchange KV only with servers of the same identity. The handover key is
+    passed in the environment variable HANDOVER_KEY, because all users of a machine can read command lines.
     """
     config = {
         "kv_connector": "KvHandoverConnector",

@@ -2,10 +2,10 @@
 
 The source server pins the KV blocks of the request and continues to generate, while the target server copies the blocks.
 The target receives the request as a prompt, and vLLM loads the KV of that prompt through this connector. Tokens that the
-source has generated meanwhile are prefilled normally. The gateway sends all handover messages
+source has generated in the meantime are prefilled normally. The gateway sends all handover messages
 (coldstart.contract.handover).
 
-Invariants: a pinned block is not freed before its lease ends, and is freed at the next iteration after that. A worker
+Invariants: a pinned block is not freed before its lease ends, and is freed in the first iteration after that. A worker
 sends pinned blocks only after it has processed every earlier iteration, so their KV is complete. A failed transfer is
 reported to vLLM, which recomputes the blocks.
 """
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 log = init_logger("vllm.coldstart.handover")
 
 LEASE_S = 15.0
-# How long a query waits for its pin: it can arrive before the iteration that announces the pin.
+# Maximum time that a query waits for its pin: it can arrive before the iteration that announces the pin.
 PIN_WAIT_S = 5.0
 MAX_PINS = 64
 
@@ -61,7 +61,7 @@ class HeldBlocks:
 
 @dataclass(frozen=True, slots=True)
 class KvLoad:
-    """Blocks of `pull` after the first `skip_blocks`, which a worker loads into `blocks` of this server."""
+    """Load of the blocks in `pull` after the first `skip_blocks`, which a worker writes to `blocks` of this server."""
 
     request_id: str
     pull: Pull
@@ -80,13 +80,13 @@ class HandoverMetadata(KVConnectorMetadata):
 
 @dataclass
 class RankPort(KVConnectorHandshakeMetadata):
-    """Host and port on which one rank serves its KV blocks."""
+    """Host and port at which one rank serves its KV blocks."""
 
     address: tuple[str, int]
 
 
 class HandoverScheduler:
-    """Scheduler side of the connector, which pins blocks on request and plans the loads of requests with a `Pull` message.
+    """Scheduler side of the connector, which pins blocks on request and plans loads for requests with a `Pull` message.
 
     Servers can exchange KV only if they have the same `shape` (see `digest_kv_layout`).
     """
@@ -102,7 +102,7 @@ class HandoverScheduler:
         self._step = HandoverMetadata()
 
     def add_request(self, request: Request) -> None:
-        """Add a new request and process its handover message; an invalid message is logged and ignored."""
+        """Add a new request, and process its handover message. An invalid message is logged and ignored."""
         try:
             message = handover.read(self._key, request.kv_transfer_params)
             if isinstance(message, Pull):
@@ -145,7 +145,7 @@ class HandoverScheduler:
         return Pull(name, secret, tokens, self._shape, self.ports)
 
     def _find(self, name: str) -> Request:
-        """Return the running request with this client-side id; vLLM adds a prefix, an index and random digits to it."""
+        """Return the running request that has this client-side id, to which vLLM adds a prefix, an index and random digits."""
         begins = tuple(f"{kind}-{name}-" for kind in ("cmpl", "chatcmpl"))
         found = [
             request
@@ -157,12 +157,12 @@ class HandoverScheduler:
         return found[0]
 
     def count_loadable_tokens(self, request: Request, computed_tokens: int) -> int:
-        """Return the number of tokens whose KV can be loaded in addition to the `computed_tokens` in the local prefix cache."""
+        """Return the number of tokens whose KV can be loaded beyond the `computed_tokens` in the local prefix cache."""
         pull = self._pulls.get(request.request_id)
         return max(0, min(pull.tokens, request.num_tokens) - computed_tokens) if pull else 0
 
     def plan_load(self, request: Request, blocks: KVCacheBlocks, loaded_tokens: int) -> None:
-        """Plan to load the KV of `loaded_tokens` tokens into allocated blocks, after those of the local prefix cache."""
+        """Plan to load the KV of `loaded_tokens` tokens into allocated blocks, after those from the local prefix cache."""
         pull = self._pulls.pop(request.request_id, None)
         if pull is None or loaded_tokens <= 0:
             return
@@ -186,7 +186,7 @@ class HandoverScheduler:
         self._step.ended_pins.add(pin)
 
     def remove_request(self, request: Request) -> dict[str, Any] | None:
-        """Remove a finished request, and return the signed handover parameters for its response, or None."""
+        """Remove a finished request, and return the signed handover parameters for its response, or None if it has none."""
         self._requests.pop(request.request_id, None)
         self._pulls.pop(request.request_id, None)
         answer = self._answers.pop(request.request_id, None)
@@ -194,7 +194,7 @@ class HandoverScheduler:
 
 
 class BlockTransfers:
-    """Worker side of the connector, which sends pinned blocks of its rank and fetches blocks from other servers in threads."""
+    """Worker side of the connector, which sends pinned blocks of its rank and fetches blocks from other servers."""
 
     def __init__(self, host: str, blocks: int) -> None:
         self._blocks = blocks
@@ -218,7 +218,7 @@ class BlockTransfers:
             self._layers[name] = cache.data_ptr(), cache.stride(0) * cache.element_size(), page
 
     def apply_metadata(self, metadata: HandoverMetadata) -> None:
-        """Add new pins, drop ended pins and start the loads that the scheduler announced for this iteration."""
+        """Add the new pins, drop the ended pins, and start the loads that the scheduler announced for this iteration."""
         if metadata.pinned or metadata.ended_pins:
             with self._announced:
                 self._held |= metadata.pinned
@@ -281,7 +281,7 @@ class BlockTransfers:
         return finished
 
     def pop_failed_blocks(self) -> set[int]:
-        """Return the ids of the blocks that could not be loaded since the last call."""
+        """Return the ids of the blocks whose load has failed since the last call."""
         with self._lock:
             failed, self._failed = self._failed, set()
         return failed
@@ -291,7 +291,7 @@ class KvHandoverConnector(KVConnectorBase_V1, SupportsHMA):
     """KV connector that vLLM instantiates once in the scheduler and once in each worker.
 
     `kv_connector_extra_config` contains `host`, the address of the data ports, and `identity`, which is equal for servers
-    with the same weights.
+    that have the same weights.
     """
 
     def __init__(
@@ -398,7 +398,7 @@ class KvHandoverConnector(KVConnectorBase_V1, SupportsHMA):
 
 
 def find_incompatibility(config: VllmConfig, kv_cache_config: KVCacheConfig) -> str:
-    """Return why this server cannot move requests with their KV, or an empty string."""
+    """Return the reason why this server cannot move requests with their KV, or an empty string."""
     parallel = config.parallel_config
     if len(kv_cache_config.kv_cache_groups) != 1:
         return "the model has several KV cache groups"

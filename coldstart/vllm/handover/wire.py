@@ -1,9 +1,9 @@
 """Protocol that transfers KV blocks over TCP, layer by layer, with authentication and size limits.
 
-The source sends a random nonce. The target sends its query and a MAC of nonce and query. For each layer, the source sends
-a header, the blocks, and a MAC of nonce, header and blocks. An empty header ends the transfer. The key of all MACs is the
-secret of the pin, so a client without the secret receives no blocks, and changed bytes are detected before they reach the
-KV cache.
+The source sends a random nonce. The target sends its query and a MAC of the nonce and the query. For each layer, the source
+sends a header, the blocks, and a MAC of the nonce, the header and the blocks. An empty header ends the transfer. The
+key of all MACs is the secret of the pin, so a client without the secret receives no blocks, and changed bytes are detected
+before they reach the KV cache.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class TransferError(Exception):
 
 
 class BlockQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Request for at most `count` blocks of `pin` after the first `skip`, for each of `layers` that the source has."""
+    """Query for at most `count` blocks of `pin` after the first `skip`, for each of the `layers` that the source has."""
 
     pin: str
     skip: int
@@ -46,7 +46,7 @@ class LayerHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 Layers = Iterator[tuple[str, bytes | bytearray]]
 FindSecret = Callable[[str], str | None]
-"""Function that returns the secret of a pin, None for an unknown or ended pin; it may wait a few seconds."""
+"""Function that returns the secret of a pin, or None if the pin is unknown or has ended. It may wait for a few seconds."""
 
 
 class DataPort:
@@ -109,9 +109,9 @@ class DataPort:
 def fetch_layers(
     address: tuple[str, int], secret: str, query: BlockQuery, get_layer_size: Callable[[str], int]
 ) -> Layers:
-    """Yield the name and bytes of each queried layer that the source at `address` has.
+    """Yield the name and the bytes of each queried layer that the source at `address` has.
 
-    `get_layer_size` returns the expected size of a layer in bytes, and raises KeyError for an unknown layer.
+    `get_layer_size` returns the expected size of a layer in bytes, and raises KeyError if the layer is unknown.
 
     Raises:
         TransferError: The source disconnects, sends nothing for 20 seconds, or sends invalid data.
@@ -167,7 +167,7 @@ def _receive(connection: socket.socket, size: int) -> bytearray:
 
 
 def _mac(secret: str, *parts: bytes | bytearray) -> bytes:
-    # SHA-256 has instructions of its own, and takes half the CPU time of BLAKE2b.
+    # SHA-256 has dedicated CPU instructions, and takes half the CPU time of BLAKE2b.
     digest = hmac.new(bytes.fromhex(secret), digestmod="sha256")
     for part in parts:
         digest.update(part)

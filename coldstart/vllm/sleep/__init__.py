@@ -15,12 +15,12 @@ STAGE = "sleep"
 """Stage of the backend's fallbacks."""
 MODULE = "coldstart.vllm.sleep.backend"
 EXTENSION = f"{MODULE}.SleepExtension"
-"""Class whose methods vLLM adds to its worker, and which give the backend the model."""
+"""Class whose methods vLLM adds to its worker class. They pass the model to the backend."""
 OWN = "vLLM's own sleep backend is used"
 
 
 def choose_backend(args: Namespace) -> Fallback | None:
-    """Choose this backend in the engine arguments `args`; return the fallback to vLLM's own backend, or None."""
+    """Choose this backend in the engine arguments `args`, or return the fallback to vLLM's own backend."""
     reason = _find_reason(args)
     if reason is None:
         args.worker_extension_cls = EXTENSION
@@ -46,7 +46,7 @@ def _find_reason(args: Namespace) -> str | None:
 
 
 async def bind_models(engine: Any, model: str) -> Fallback | None:
-    """Give each worker's model to the backend; return the fallback to vLLM's own backend, or None."""
+    """Pass each worker's model to the backend. Return the fallback to vLLM's own backend if that fails, else None."""
     for reason in await engine.collective_rpc("coldstart_keep_weights", args=(model,)):
         if reason is not None:
             return Fallback(STAGE, f"{reason}; {OWN}")

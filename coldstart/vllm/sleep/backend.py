@@ -1,8 +1,8 @@
-"""Sleep backend `coldstart` for vLLM, which copies the weights to host memory once.
+"""Sleep backend `coldstart` for vLLM, which copies the weights to host memory only once.
 
-At level 1, the weights are copied to an arena at the first sleep; later sleeps only unmap them as long as their digests
-stay the same. At level 2, the weights are dropped, and vLLM's caller loads them again. vLLM's own backend handles all
-other memory.
+At level 1, the first sleep copies the weights to an arena; later sleeps only unmap them as long as their digests stay the
+same. At level 2, the weights are dropped, and vLLM's caller loads them again. vLLM's own backend handles all other
+memory.
 
 Invariant: after `resume`, each weight has the digest that it had before `suspend`, or all weights were loaded again and
 `fallbacks` contains the reason.
@@ -35,11 +35,11 @@ from coldstart.vllm.sleep.device import (
 from coldstart.vllm.sleep.memory import Arena, ArenaPool, ArenaSpaceError
 
 MEMORY_FILES = MemoryFileDevice()
-"""Memory that is used instead of GPU memory in a process without a GPU."""
+"""Budget of the memory that replaces GPU memory in a process without a GPU."""
 
 
 class ColdstartBackend(CuMemBackend):
-    """Sleep backend of one engine; before `bind_model` it behaves like vLLM's own."""
+    """Sleep backend of one engine. Before `bind_model` is called, it behaves like vLLM's own backend."""
 
     def __init__(self, arenas: ArenaPool | None = None) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class ColdstartBackend(CuMemBackend):
 
     @classmethod
     def is_supported(cls) -> bool:
-        """Return whether this process runs on the CPU, or has the CUDA driver bindings."""
+        """Return whether this process runs on the CPU or has the CUDA driver bindings."""
         if current_platform.is_cpu():
             return True
         try:
@@ -69,7 +69,7 @@ class ColdstartBackend(CuMemBackend):
         reload: Callable[[], None],
         list_kv_caches: Callable[[], Iterable[torch.Tensor]] = tuple,
     ) -> None:
-        """Manage the weights of `model`, called `name` in messages, on `device`.
+        """Manage the weights of `model` on `device`. Messages refer to the model as `name`.
 
         `reload` loads the weights again in place. `list_kv_caches` returns the KV cache tensors of a CPU engine.
         """
@@ -77,7 +77,7 @@ class ColdstartBackend(CuMemBackend):
         self._reload, self._cache = reload, list_kv_caches
 
     def suspend(self, level: int = 1) -> None:
-        """Unmap the weights, at level 1 after copying them to the arena; suspend all other memory as vLLM does."""
+        """Unmap the weights, after copying them to the arena at level 1. Suspend all other memory as vLLM does."""
         self._state = "SUSPENDED"
         if (device := self._device) is not None:
             if self._lost:
@@ -96,7 +96,7 @@ class ColdstartBackend(CuMemBackend):
         self._suspend_rest(level)
 
     def resume(self, tags: list[str] | None = None) -> None:
-        """Map the weights and copy them back or reload them; resume all other memory as vLLM does."""
+        """Map the weights, and copy them back or reload them. Resume all other memory as vLLM does."""
         self._state = "RESUMING"
         if (device := self._device) is not None and (tags is None or WEIGHTS in tags):
             for region in device.regions():
@@ -164,7 +164,7 @@ class ColdstartBackend(CuMemBackend):
         self._arena = arena
 
     def _restore(self, device: Device) -> str | None:
-        """Copy the weights from the arena; return why they differ from the weights before the sleep, or None."""
+        """Copy the weights from the arena. Return the reason if they are not those from before the sleep, else None."""
         if self._arena is None:
             return self._why
         with self._arena.protect() as reason:
@@ -196,7 +196,7 @@ class SleepExtension:
     """Methods that vLLM adds to its worker class (`worker_extension_cls`)."""
 
     def coldstart_keep_weights(self, name: str) -> str | None:
-        """Make the sleep backend manage the weights of this worker; return why it cannot, or None."""
+        """Make the sleep backend manage the weights of this worker. Return the reason if it cannot, else None."""
         worker: Any = self
         if worker.vllm_config.speculative_config is not None:
             return "vLLM cannot reload the weights of a draft model separately"

@@ -1,7 +1,7 @@
-"""Memory for the weights of an awake engine: GPU memory, or memory files on a CPU.
+"""Memory for the weights of an awake engine: GPU memory, or memory files on the CPU.
 
-Both forms unmap a region but reserve its addresses, so that tensors, compiled code and CUDA graphs stay valid when it is
-mapped again. The caller restores the bytes of a region.
+Both kinds of memory unmap a region but keep its addresses reserved, so that tensors, compiled code and CUDA graphs are valid
+when it is mapped again. The caller restores the bytes of a region.
 
 Invariant: a call that fails leaves each region either mapped or unmapped, as `is_mapped` reports.
 """
@@ -50,26 +50,26 @@ class Device(Protocol):
 
 
 class MemoryFileDevice:
-    """Budget of `capacity` bytes of mapped memory files (None: no limit), which engines of one process can share."""
+    """Budget of `capacity` bytes of mapped memory files (None: no limit), which the engines in one process can share."""
 
     def __init__(self, capacity: int | None = None) -> None:
         self.capacity, self.used = capacity, 0
 
     def reserve(self, size: int) -> None:
-        """Reserve `size` bytes of the budget. Raises MemoryError if they exceed it."""
+        """Reserve `size` bytes of the budget. Raises MemoryError if this would exceed the budget."""
         if self.capacity is not None and self.used + size > self.capacity:
             raise MemoryError(f"cannot map {size} bytes: {self.used} of {self.capacity} bytes are in use")
         self.used += size
 
 
 class MemoryFileWeights:
-    """Weights of one CPU engine in memory files; `move_tensors` moves them there."""
+    """Weights of one CPU engine in memory files. `move_tensors` moves them there."""
 
     def __init__(self, device: MemoryFileDevice) -> None:
         self._device, self._regions, self._mapped = device, list[Region](), set[Region]()
 
     def move_tensors(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Move each tensor's storage to its own memory region. Tensors that share a storage share the region."""
+        """Move each tensor's storage to its own memory region. Tensors that share a storage share its region."""
         moved: dict[int, torch.UntypedStorage] = {}
         for tensor in tensors:
             storage = tensor.untyped_storage()
@@ -132,7 +132,7 @@ class MemoryFileWeights:
         """Do nothing, because no memory is pinned."""
 
     def close(self) -> None:
-        """Free the regions; their tensors must not be used afterwards."""
+        """Free the regions. Their tensors must not be used afterwards."""
         for region in self._regions:
             if region in self._mapped:
                 self.unmap(region)
@@ -141,17 +141,17 @@ class MemoryFileWeights:
 
 
 class CudaWeights:
-    """Weights of one GPU engine: the allocations with the tag `weights` of vLLM's CuMemAllocator.
+    """Weights of one GPU engine: the allocations in vLLM's CuMemAllocator that have the tag `weights`.
 
     `allocations` is the allocator's table. It maps an address to an object with `tag`, `is_asleep` and `handle`, a tuple
-    of device, size, address, and the address of the word that contains the driver's handle. vLLM's allocator frees an
-    allocation by that word, so a new handle is written there.
+    of device, size, address, and the address of the word that contains the driver's handle. vLLM's allocator uses that
+    word to free an allocation, so a new handle is written there.
     """
 
     def __init__(self, allocations: Mapping[int, Any], ordinal: int = 0) -> None:
         self.d, self._allocations, self._ordinal = bindings(), allocations, ordinal
         self._context = primary_context(ordinal)
-        self._stream = call(self.d.cuStreamCreate, 1)  # does not wait for the default stream
+        self._stream = call(self.d.cuStreamCreate, 1)  # this stream does not wait for the default stream
         self._pending: list[tuple[Any, ...]] = []
         self._key = secrets.randbits(62)
 
@@ -189,7 +189,7 @@ class CudaWeights:
         self._finish()
 
     def _finish(self) -> None:
-        """Complete or undo earlier driver calls, the newest first; a call that fails is repeated next time."""
+        """Complete or undo earlier driver calls, the newest first. A call that fails is repeated next time."""
         while self._pending:
             call(*self._pending[-1])
             self._pending.pop()
@@ -205,7 +205,7 @@ class CudaWeights:
         properties.location.type = d.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         properties.location.id = self._ordinal
         attribute = d.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
-        with suppress(DriverError):  # an older driver does not know the attribute
+        with suppress(DriverError):  # older drivers do not have the attribute
             is_capable = int(call(d.cuDeviceGetAttribute, attribute, self._ordinal))
             properties.allocFlags.gpuDirectRDMACapable = is_capable
         return properties
@@ -239,7 +239,7 @@ class CudaWeights:
 
 
 def free_tensor_pages(tensors: Iterable[torch.Tensor]) -> None:
-    """Free the memory pages of CPU tensors, which then read as zero; partial pages keep their bytes."""
+    """Free the memory pages of CPU tensors, which then read as zero. Partial pages keep their bytes."""
     for storage in {one.untyped_storage().data_ptr(): one.untyped_storage() for one in tensors}.values():
         pages = find_complete_pages(storage.data_ptr(), storage.nbytes())
         if pages.size:
@@ -247,7 +247,7 @@ def free_tensor_pages(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def compute_checksum(tensor: torch.Tensor, key: int) -> str:
-    """Return a keyed checksum of a tensor, computed on its device.
+    """Return a keyed checksum of a tensor, computed on the tensor's device.
 
     It consists of two multilinear hashes over 32-bit words modulo 2**64, with one random factor for each word. If the key
     is chosen after the tensors, two different tensors have the same checksum with a probability of 2**-64. It is not a

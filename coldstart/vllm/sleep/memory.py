@@ -1,7 +1,7 @@
 """Arenas: copies of model weights in host memory, within a limit that all processes of a user share.
 
-An arena is a memfd, which the kernel frees when its process dies. A record file names the process and the descriptor, so
-that another process can evict the arena: it empties the memfd while the owner is not using it. This module does not copy
+An arena is a memfd, which the kernel frees when its process dies. A record file identifies the process and the descriptor,
+so that another process can evict the arena: it empties the memfd while the owner is not using it. This module does not copy
 weights; `backend` does.
 
 Invariant: an arena is emptied only under its exclusive lock, and is read or written only under its shared lock and while
@@ -34,7 +34,7 @@ LOCK = "lock"
 
 
 class ArenaSpaceError(Exception):
-    """The memory limit leaves no space for a model's weights."""
+    """The memory limit leaves no space for the weights of a model."""
 
 
 def _do_nothing() -> None:
@@ -42,7 +42,7 @@ def _do_nothing() -> None:
 
 
 def hash_tensor(tensor: Any) -> str:
-    """Return the SHA-256 of a CPU tensor's data type, shape and bytes."""
+    """Return the SHA-256 digest of a CPU tensor's data type, shape and bytes."""
     import torch
 
     found = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -52,7 +52,7 @@ def hash_tensor(tensor: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """Process and descriptors of an arena; `reason` is set when the arena is evicted."""
+    """Process and descriptors of an arena. `reason` is set when the arena is evicted."""
 
     pid: int
     born: str
@@ -67,7 +67,7 @@ class _Record:
         """Return a new descriptor of the memfd, or None if its process has closed it."""
         with suppress(OSError):
             descriptor = os.open(f"/proc/{self.pid}/fd/{self.descriptor}", os.O_RDWR | os.O_CLOEXEC)
-            # The process may have reused the number for another file.
+            # The process may have reused the descriptor number for another file.
             if f"memfd:coldstart-sleep-{self.token}" in str(Path(f"/proc/self/fd/{descriptor}").readlink()):
                 return descriptor
             os.close(descriptor)
@@ -84,7 +84,7 @@ class _Record:
 
 
 class Arena:
-    """Host memory of `size` bytes for the weights of one model; `address` is its address in this process.
+    """Host memory of `size` bytes for the weights of one model, at `address` in this process.
 
     Raises:
         OSError: The kernel has no memory or no file descriptor left.
@@ -98,7 +98,7 @@ class Arena:
         self._record = directory / f"{os.getpid()}-{token}.json"
         opened = [os.memfd_create(f"coldstart-sleep-{token}", os.MFD_CLOEXEC)]
         try:
-            # A write to memory that the kernel cannot provide would end the process.
+            # If the kernel could not provide the memory later, a write to it would end the process.
             os.posix_fallocate(opened[0], 0, size)
             opened += os.pipe2(os.O_CLOEXEC)
             self._descriptor, self._noticed, self._notice = opened
@@ -118,7 +118,7 @@ class Arena:
 
     @contextmanager
     def protect(self) -> Iterator[str | None]:
-        """Protect the arena from eviction in this block; yield the reason if it was already evicted, else None."""
+        """Protect the arena from eviction while this block runs. Yield the reason if it was already evicted, else None."""
         fcntl.flock(self._descriptor, fcntl.LOCK_SH)
         try:
             reason = self.get_eviction_reason()
@@ -129,14 +129,14 @@ class Arena:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def get_eviction_reason(self) -> str | None:
-        """Return why the arena was evicted, or None if it was not."""
+        """Return the reason why the arena was evicted, or None if it was not."""
         try:
             return str(json.loads(self._record.read_text())["reason"]) or None
         except (OSError, ValueError):
             return "the record of the arena was removed"
 
     def call_on_eviction(self, release: Callable[[], None]) -> None:
-        """Call `release` once: in a thread when another process evicts the arena, or in `close`."""
+        """Call `release` once, either in a thread when another process evicts the arena, or in `close`."""
         self._release = release
         Thread(target=self._await_eviction, name="arena eviction", daemon=True).start()
 
@@ -168,7 +168,7 @@ class Arena:
 
 
 class ArenaPool:
-    """Arenas of all processes of this user, recorded in `directory`, with a common limit of `capacity` bytes."""
+    """Arenas of all processes of this user, recorded in `directory`, with a shared limit of `capacity` bytes."""
 
     def __init__(self, directory: Path, capacity: int) -> None:
         self.directory, self.capacity = directory, capacity
@@ -176,12 +176,12 @@ class ArenaPool:
 
     @classmethod
     def open_shared(cls) -> ArenaPool:
-        """Return this user's pool; by default its limit is half of the machine's memory."""
+        """Return this user's pool. By default, its limit is half of the machine's memory."""
         given = SLEEP_MEMORY_BYTES.read()
         return cls(runtime_dir() / "sleep", int(given) if given >= 0 else processes.read_total_memory() // 2)
 
     def create_arena(self, model: str, size: int) -> Arena:
-        """Create an arena of `size` bytes, and evict the least recently used arenas until it fits.
+        """Create an arena of `size` bytes. Evict the least recently used arenas until it fits.
 
         Raises:
             ArenaSpaceError: The arena exceeds the limit, the other arenas are in use, or the kernel has no memory.
@@ -217,13 +217,13 @@ class ArenaPool:
 
 
 def _set_used_now(record: Path) -> None:
-    """Set the time of an arena's last use; the kernel's own timestamps have steps of milliseconds."""
+    """Set the time of an arena's last use to now; the kernel's own timestamps have a resolution of milliseconds."""
     now = time.time_ns()
     os.utime(record, ns=(now, now))
 
 
 def _evict(path: Path, record: _Record, reason: str) -> bool:
-    """Evict an arena unless its owner is using it; return whether its memory was freed."""
+    """Evict an arena unless its owner is using it. Return whether its memory was freed."""
     if (descriptor := record.open()) is None:
         return False
     try:

@@ -1,1 +1,1 @@
-"""Load format `coldstart` for vLLM, and weights shared between workers."""
+"""Load format `coldstart` for vLLM, and sharing of weights between workers."""

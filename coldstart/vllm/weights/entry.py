@@ -18,7 +18,7 @@ _TABLE = "vllm.model_executor.model_loader"
 
 
 def register() -> None:
-    """Register the load format now if vLLM's loader table is imported, else right after its import."""
+    """Register the load format now if vLLM's loader table is already imported, or else right after its import."""
     late.run_when_imported(_TABLE, lambda _: _add())
     if PLAN.read() or TIMELINE_EVENTS.read():  # only in processes that coldstart starts or measures
         counting.report_phases()

@@ -38,17 +38,17 @@ DTYPES = {
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
     "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
-# Model attributes that make vLLM choose or filter files by the model's own rules.
+# Attributes of a model that make vLLM choose or filter files by the model's own rules.
 _OWN_RULES = ("allow_patterns_overrides", "secondary_weights", "is_unused_checkpoint_weight")
 
 
 def register_loader(load_format: str) -> None:
-    """Register ColdLoader in vLLM as the given load format."""
+    """Register ColdLoader in vLLM under the given load format."""
     register_model_loader(load_format)(ColdLoader)
 
 
 class ColdLoader(DefaultModelLoader):
-    """vLLM's default loader, which reads tensors from our sources."""
+    """vLLM's default loader, changed to read tensors from our sources."""
 
     def __init__(self, load_config: LoadConfig) -> None:
         # When vLLM reads files itself, it must use its default format instead of our name.
@@ -61,7 +61,7 @@ class ColdLoader(DefaultModelLoader):
             super().download_model(model_config)
 
     def load_weights(self, model: torch.nn.Module, model_config: ModelConfig) -> None:
-        """Load the weights as vLLM does, and report sources and duration."""
+        """Load the weights as vLLM does, and report their sources and the duration."""
         began = timeline.now()
         super().load_weights(model, model_config)
         self.report.seconds = timeline.now() - began
@@ -71,8 +71,8 @@ class ColdLoader(DefaultModelLoader):
     def get_all_weights(
         self, model_config: ModelConfig, model: torch.nn.Module
     ) -> Generator[tuple[str, torch.Tensor], None, None]:
-        """Yield the name and a view of each tensor of this rank, in load order; a view is valid as long as it is referenced."""
-        # vLLM's own log line measures from here.
+        """Yield the name and a view of each tensor of this rank in load order. A view is valid while it is referenced."""
+        # vLLM's own log line reports the time since this point.
         self.counter_before_loading_weights: float = time.perf_counter()
         try:
             if reason := self._find_exclusion(model):
@@ -99,7 +99,7 @@ class ColdLoader(DefaultModelLoader):
             )
 
     def _find_exclusion(self, model: torch.nn.Module) -> str | None:
-        """Return why vLLM must load this model's weights itself, or None if our sources can be used."""
+        """Return the reason why vLLM must load this model's weights itself, or None if our sources can be used."""
         if self.local_expert_ids is not None or self._encoder_only_lm_prefixes is not None:
             return "vLLM filters the tensors of this model itself"
         if self.load_config.safetensors_load_strategy == "torchao":
@@ -119,7 +119,7 @@ class ColdLoader(DefaultModelLoader):
 
 
 class _RankTensors:
-    """Tensors of this rank and their possible sources. `paths` is None if there are no files."""
+    """Tensors of this rank, and their possible sources. `paths` is None if there are no files."""
 
     def __init__(self, loader: ColdLoader, model_config: ModelConfig) -> None:
         self.asked = LaunchPlan.current().weights_from
@@ -139,7 +139,7 @@ class _RankTensors:
         """Return the sources in order of preference: the prefetcher if it was requested, then the files if they exist."""
         region: list[Rung] = [("prefetcher", self._region)] if self.asked else []
         if self.asked and self.paths is None:
-            region *= 2  # without files, restart a failed prefetcher, which resumes
+            region *= 2  # without files, restart a failed prefetcher, which then resumes
         return region + ([("files", self._mapped)] if self.paths else [])
 
     def _region(self, left: Sequence[Tensor]) -> TensorSource:
@@ -160,7 +160,7 @@ class _RankTensors:
 
 
 def _files(loader: ColdLoader, model_config: ModelConfig, optional: bool) -> dict[str, Path] | None:
-    """Return the checkpoint's safetensors files by name, as vLLM selects and downloads them; None if there are none."""
+    """Return the checkpoint's safetensors files by name, as vLLM selects and downloads them, or None if there are none."""
     if optional and not Path(model_config.model).is_dir():
         return None
     try:

@@ -1,8 +1,8 @@
 """Share weights between a pipeline rank and the full worker that replaces it on the same machine (ParaServe, section 6).
 
 The rank offers its loaded weights as one sealed memory file at a socket. The full worker maps the file over each of its
-own tensors with the same bytes, packed weights included, so that both processes use one copy. Only vLLM's CPU engines
-share weights, because theirs do not change after loading and packing.
+own tensors that has the same bytes, including packed weights, so that both processes use one copy. Only vLLM's CPU engines
+share weights, because their weights do not change after loading and packing.
 
 The full worker packs each layer as soon as its tensors are loaded, so at most one layer has two copies at a time.
 """
@@ -35,7 +35,7 @@ from coldstart.system.proc.shared_pages import SEPARATE, Places
 log = logging.getLogger("vllm.coldstart")
 
 PATIENCE_S = 120.0
-"""Longest time, in seconds, to wait until a rank has copied its weights into shared memory."""
+"""Maximum time, in seconds, to wait until a rank has copied its weights to shared memory."""
 _LAYER = re.compile(r"(.*?\blayers\.\d+)\.")
 
 
@@ -46,7 +46,7 @@ class RankWeights:
         self._listener, self._regions = peers.Listener(path), list[Region]()
 
     def add_regions(self, regions: Iterable[Region]) -> None:
-        """Add memory regions that contain only final weights."""
+        """Add memory regions that contain only weights that no longer change."""
         self._regions += regions
 
     def finish(self) -> None:
@@ -85,14 +85,14 @@ class FullWorker:
             raise PeerError(f"cannot map the weights of the rank at {path}: their memory file is not sealed")
 
     def add_regions(self, regions: Iterable[Region]) -> None:
-        """Map the rank's memory over each of the regions whose bytes the rank also has."""
+        """Map the rank's memory over each region whose bytes the rank also has."""
         for region in regions:
             self.weight_bytes += region.size
             with suppress(OSError, ValueError):  # this region stays unshared
                 self.shared_bytes += region.size * shared_pages.adopt(region, self._file, self._places)
 
     def record_loaded(self, model: torch.nn.Module, name: str, names: Iterable[str]) -> None:
-        """Record that the tensor `name` of all `names` is loaded, and pack its layer once it is complete.
+        """Record that the tensor `name`, one of all `names`, is loaded. Pack its layer once the layer is complete.
 
         vLLM later skips packed layers.
         """
@@ -122,16 +122,16 @@ _active: list[RankWeights | FullWorker] = []
 
 
 def get_loading_worker() -> FullWorker | None:
-    """Return the full worker that loads shared weights in this process, or None."""
+    """Return the full worker that is loading shared weights in this process, or None."""
     return next((one for one in _active if isinstance(one, FullWorker)), None)
 
 
 @contextmanager
 def share_weights(runner: Any, *, is_rank: bool) -> Iterator[None]:
-    """Share the weights that `runner` loads in this block, at the socket in the environment variable WEIGHTS_SOCKET.
+    """Share the weights that `runner` loads while this block runs, at the socket named by WEIGHTS_SOCKET.
 
     Raises:
-        PeerError, OSError: No rank offers its weights there; nothing was loaded.
+        PeerError, OSError: No rank offers its weights there, and no weights were loaded.
     """
     path = Path(environment.WEIGHTS_SOCKET.read())
     sharer = RankWeights(path) if is_rank else FullWorker(path)
@@ -149,9 +149,9 @@ def share_weights(runner: Any, *, is_rank: bool) -> Iterator[None]:
 
 @contextmanager
 def _watch_packing(sharer: RankWeights | FullWorker) -> Iterator[None]:
-    """Pass the sharer the memory into which vLLM packs the weights of each linear layer.
+    """Give the sharer the memory into which vLLM packs the weights of each linear layer.
 
-    oneDNN owns that memory and does not report its address, so it is found as newly allocated memory of the process.
+    oneDNN owns that memory and does not report its address, so this finds it as newly allocated memory of the process.
     """
     original = utils.dispatch_cpu_unquantized_gemm
 
