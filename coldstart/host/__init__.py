@@ -1,1 +1,1 @@
-"""Decisions about many models on one machine: admission, start, eviction. `host.live` runs them."""
+"""Scheduling decisions for many models on one machine: admission, starts and evictions. `host.live` carries them out."""

@@ -1,9 +1,9 @@
 """Parse and validate the TOML configuration file of a host, and list the differences between two configurations.
 
-memory = "60GiB"            # of all models together; every member of HostSettings is allowed here
+memory = "60GiB"            # of all models together; every field of HostSettings is allowed here
 policy = "predictive"
 idle_s = 900                # default for models without their own idle_s
-on_miss = "fail"            # default for models without on_miss.
+on_miss = "fail"            # default for models without their own on_miss
 
 [models.llama2-7b]
 memory = "14GiB"            # a live host takes memory and start_s from the bundle by default
@@ -21,7 +21,7 @@ memory = "1GiB"
 penalty_s = 0.5
 host_memory = "14GiB"
 
-Invariant: a file that is accepted describes a host that can run; every error names the file and the key.
+Invariant: an accepted file describes a host that can run, and every error names the file and the key.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _HINT = 'write five fields, such as "0 8 * * 1-5" for 8:00 on weekdays'
 
 
 def parse_crontab(given: object) -> str:
-    """Return a valid cron expression unchanged. Raises UsageError if it is invalid or never matches."""
+    """Check a cron expression, and return it unchanged. Raises UsageError if it is invalid or never matches."""
     if not isinstance(given, str):
         raise UsageError(f"expected a cron expression, found {given!r}", hint=_HINT)
     try:
@@ -64,13 +64,13 @@ def parse_crontab(given: object) -> str:
 
 
 def find_next_moment(expression: str, now: float) -> float:
-    """Return the first time after `now` that matches a cron expression, in seconds of Unix time.
+    """Return the first time after `now` that matches a cron expression, as Unix time in seconds.
 
-    If daylight saving time skips a matching local time, the result is one hour later. In an hour that is repeated, the
-    second occurrence is returned only if `now` is after the first one.
+    If daylight saving time skips a matching local time, the result is one hour later. If an hour occurs twice, the second
+    occurrence is returned only if `now` is after the first one.
 
     Raises:
-        ValueError: The expression is invalid, or does not match within the next 50 years.
+        ValueError: The expression is invalid, or does not match any time within the next 50 years.
     """
     from cronsim import CronSim, CronSimError
 
@@ -78,7 +78,7 @@ def find_next_moment(expression: str, now: float) -> float:
         raise ValueError("expected five fields")
     try:
         for moment in CronSim(expression, datetime.fromtimestamp(now)):
-            # The later of two equal local times, where the earlier one has passed.
+            # If a local time occurs twice and the first occurrence has passed, use the second.
             for fold in (0, 1):
                 at = moment.replace(fold=fold).timestamp()
                 if at > now:
@@ -90,9 +90,9 @@ def find_next_moment(expression: str, now: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Estimates for a model: `memory` in bytes when awake, `start_s` in seconds from stopped to ready, and their source.
+    """Estimates for a model: its `memory` in bytes when awake, its start time in seconds from stopped, and their source.
 
-    `shared` is the part of `memory`, in bytes, that a server shares with the runtime template from which it is forked.
+    `shared` is the part of `memory`, in bytes, that the server shares with the runtime template from which it is forked.
     """
 
     memory: int
@@ -103,12 +103,12 @@ class Profile:
 
 Profiles = Callable[[Launch], Profile]
 Adopt = Callable[[Launch], tuple[Arguments, str]]
-"""Returns the vLLM arguments for a launch without arguments, and the bundle that supplies them; "" if there is none."""
+"""Returns the vLLM arguments for a launch that has none, and the name of the bundle that supplies them, or "" if none does."""
 
 
 @dataclass(frozen=True)
 class ModelTable(Launch):
-    """Table of a model in the host file. If `memory` or `start_s` is None, a profile supplies it."""
+    """A model's table in the host file. If `memory` or `start_s` is None, a profile supplies the value."""
 
     memory: Size | None = None
     start_s: Seconds | None = None
@@ -122,8 +122,8 @@ class ModelTable(Launch):
 class HostFile:
     """Parsed configuration of a host.
 
-    `notes` are warnings about its settings. `argument_sources` maps each model without its own arguments to the bundle that
-    supplies them.
+    `notes` are warnings about its settings. `argument_sources` maps each model without arguments of its own to the name of
+    the bundle that supplies them.
     """
 
     settings: HostSettings
@@ -134,17 +134,17 @@ class HostFile:
 
     @property
     def crontabs(self) -> dict[str, str]:
-        """Return the cron expressions of the models with scheduled starts, by model name."""
+        """Return the cron expressions of the models that have scheduled starts, by model name."""
         return {spec.name: spec.prewarm for spec in self.models if spec.prewarm is not None}
 
 
 def describe_limits(file: HostFile, machine: int | None, template_bytes: int = 0) -> Iterator[str]:
-    """Yield a warning if the memory limit exceeds the machine's memory, and for each model that does not fit within the limit.
+    """Yield a warning if the memory limit exceeds the machine's memory, and one for each model that exceeds the limit.
 
     Args:
         file: Configuration of the host.
-        machine: Memory of the machine, its control group or its devices, in bytes; None if unknown.
-        template_bytes: Memory of a runtime template, in bytes.
+        machine: Memory of the machine, its control group or its devices in bytes, or None if unknown.
+        template_bytes: Memory of a runtime template in bytes.
     """
     limit = file.settings.memory
     if machine is not None and limit > machine:
@@ -167,7 +167,7 @@ def load(
     typed: Mapping[str, Any] | None = None,
     adopt: Adopt | None = None,
 ) -> HostFile:
-    """Load a host file. Values in `typed`, from the command line, override the file.
+    """Load a host file. Values in `typed`, which come from the command line, override those in the file.
 
     Raises:
         UsageError: The file cannot be read or is not a valid host configuration.
@@ -183,10 +183,12 @@ def load(
 
 
 def parse(table: Mapping[str, Any], profiles: Profiles | None = None, adopt: Adopt | None = None) -> HostFile:
-    """Parse a host configuration; `profiles` and `adopt` supply missing estimates and arguments.
+    """Parse a host configuration.
+
+    `profiles` and `adopt` supply missing estimates and arguments, and may raise errors of their own.
 
     Raises:
-        UsageError: The content is not a valid host configuration. `profiles` and `adopt` may raise other errors.
+        UsageError: The content is not a valid host configuration.
     """
     top = dict(table)
     models, defaults = top.pop("models", None), {key: top.pop(key) for key in DEFAULTS if key in top}
@@ -221,9 +223,9 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None, adopt: Ado
 
 
 def _build_spec(model: ModelTable, profiles: Profiles | None, shares: bool) -> ModelSpec:
-    """Return the specification of a model; its profile supplies the figures that the file does not set.
+    """Build the specification of a model. Its profile supplies the values that the file does not set.
 
-    With `shares`, the memory that the server shares with a template is not counted.
+    If `shares` is set, the memory that the server shares with a template is not counted.
     """
     given: dict[str, Any] = {
         key: one for key in ("memory", "start_s") if (one := getattr(model, key)) is not None
@@ -249,7 +251,7 @@ def _build_spec(model: ModelTable, profiles: Profiles | None, shares: bool) -> M
 DEFAULTS = ("idle_s", "on_miss")
 """Settings at the top level of a host file that are defaults for its models."""
 CHANGE_KINDS = ("added", "removed", "changed", "settings")
-"""Fields of the document that describes the changes of a host file; each is a list of names."""
+"""Fields of the document that describes the changes to a host file. Each is a list of names."""
 
 
 def describe_changes(before: HostFile, after: HostFile) -> dict[str, list[str]]:

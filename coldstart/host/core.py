@@ -20,10 +20,10 @@ from coldstart.host.specification import REFUSE, HostSettings, ModelSpec
 
 
 class Core:
-    """Scheduler that decides which models of a host run. All times are in seconds on one monotonic clock."""
+    """Decides which models of a host run. All times are in seconds on one monotonic clock."""
 
     def __init__(self, specs: Iterable[ModelSpec], settings: HostSettings, template_bytes: int = 0) -> None:
-        """Create the core, and reserve `template_bytes` of memory if the settings require a runtime template."""
+        """Create the core, and reserve `template_bytes` bytes of memory if the settings require a runtime template."""
         self.residents = Residents(specs, settings, template_bytes)
         self.pending = PendingRequests()
         self.requests = self.hits = self.starts = self.departures = 0
@@ -40,7 +40,7 @@ class Core:
         return self.residents.models
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Process an event at the time `now`, and return the actions that the caller must carry out.
+        """Process an event that occurs at time `now`, and return the actions that the caller must carry out.
 
         Raises:
             IllegalTransitionError: The state of the model does not allow this event.
@@ -49,12 +49,12 @@ class Core:
         return [*self._process_event(event, now), *self._advance(now)]
 
     def deadline(self) -> float:
-        """Return the latest time at which the core must receive a `Tick`; infinity if nothing depends on time."""
+        """Return the time by which the core must receive a `Tick`, or infinity if it waits for no timer."""
         waits = self.pending.deadline(self._now, self.settings.patience_s, self.settings.hold_s)
         return min(self._next_check, waits)
 
     def idle_limit(self, model: Model) -> float:
-        """Return the idle time in seconds after which the model stops; infinity if it never stops."""
+        """Return the idle time in seconds after which the model stops, or infinity if it never stops when idle."""
         return (
             inf
             if self.residents.restarts_by_itself(model) or model.spec.idle_s is None
@@ -173,7 +173,7 @@ class Core:
             self._next_check = min(self._next_check, due)
 
     def _find_due_time(self, model: Model) -> float:
-        """Return the time at which the model must be stopped or restarted without any event; infinity if there is none."""
+        """Return when the model must be stopped or restarted even without an event, or infinity if it need not be."""
         if model.retired and model.state in (State.READY, State.ASLEEP):
             return -inf
         if model.state is State.FAILED and (model.repeats_start or self.residents.restarts_by_itself(model)):

@@ -1,6 +1,6 @@
 """Address and access control of a gateway, for hosts and fleets: API keys, host names, origins, TLS and limits.
 
-A file of named keys has one table for each client; a file without tables is valid, and its keys are all revoked:
+A client key file has one table for each client. A file without tables is valid, and revokes all keys. Example:
 
 [laptop]                        # name of the client in metrics and errors; its key appears in neither
 key_file = "/run/keys/laptop"   # absolute, or relative to this file
@@ -43,7 +43,7 @@ class ClientKey:
     admin: bool = False
 
     def may_use(self, asked: str | None, catalogue: Catalogue) -> bool:
-        """Return whether the client may use the model with the requested name `asked`."""
+        """Return whether the client may use the model that the name `asked` refers to."""
         if self.models is None:
             return True
         route = catalogue.find_destination(asked)
@@ -52,11 +52,7 @@ class ClientKey:
 
 
 class ClientKeys:
-    """Client keys of one TOML file.
-
-    Raises:
-        UsageError: The file or one of its key files is invalid.
-    """
+    """The client keys in one TOML file. Raises UsageError if the file or one of its key files is invalid."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -65,17 +61,17 @@ class ClientKeys:
         self.read()
 
     def find(self, key: bytes) -> ClientKey | None:
-        """Return the client with this key; None if the key is unknown."""
+        """Return the client that has this key, or None if the key is unknown."""
         # Compare with every key, so that the response time does not reveal partial matches.
         found = [client for client in self.clients if hmac.compare_digest(client.key, key)]
         return found[0] if found else None
 
     def has_admin(self) -> bool:
-        """Return whether a client may control the host."""
+        """Return whether any client has admin access."""
         return any(client.admin for client in self.clients)
 
     def describe_unknown_models(self, catalogue: Catalogue) -> Iterator[str]:
-        """Yield a warning for each model name permitted to a client that does not exist."""
+        """Yield a warning for each model name in a client's permissions that does not exist."""
         for client in self.clients:
             for name in client.models or ():
                 if catalogue.find_destination(name) is None:
@@ -91,7 +87,7 @@ class ClientKeys:
         return any(find_state(path) != state for path, state in self._states.items())
 
     def read(self) -> None:
-        """Read the files again. After an error the previous clients remain.
+        """Read the files again. If that fails, the previous clients remain in effect.
 
         Raises:
             UsageError: A file cannot be read, an entry is unknown, or two clients have the same key.
@@ -120,10 +116,10 @@ KIB, MIB = 1 << 10, 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class GatewayLimits:
-    """Limits of each connection, and of all connections together. Sizes are in bytes, and times are in seconds.
+    """Limits of each connection and of all connections together. Sizes are in bytes, and times are in seconds.
 
-    The request line and headers have at most `head_bytes` and must arrive within `head_s`, the body within `body_s`. All
-    buffered bodies together have at most `buffered_bytes`. A client that stops reading is disconnected after `write_s`.
+    The request line and headers may have up to `head_bytes` and must arrive within `head_s`, and the body within `body_s`.
+    All buffered bodies together may have up to `buffered_bytes`. A client that stops reading is disconnected after `write_s`.
     """
 
     head_bytes: int = 32 * KIB
@@ -150,7 +146,7 @@ class GatewayLimits:
     )
 
     def __post_init__(self) -> None:
-        """Raise UsageError for a value outside its range."""
+        """Raise UsageError if a value is outside its range."""
         check_ranges(self)
 
 
@@ -162,9 +158,9 @@ _NAME = re.compile(r"\*|[a-z0-9.-]+")
 class GatewayEndpoint:
     """Address, API keys and access control of one gateway.
 
-    `allow_hosts` are additional host names by which clients may address the gateway; "*" allows any name. `api_key`
-    grants full access; `client_keys` are the keys of individual clients. `allow_origins` are the origins of web pages
-    that may use the gateway. `insecure` allows connections from other machines without a key.
+    `allow_hosts` are additional host names by which clients may address the gateway. "*" allows any name. `api_key` grants
+    full access, and `client_keys` are the keys of individual clients. `allow_origins` are the origins of web pages that may
+    use the gateway. `insecure` allows other machines to connect without a key.
     """
 
     host: str = setting("127.0.0.1", "Address to listen on.", "--host", "ADDRESS")
@@ -211,11 +207,11 @@ class GatewayEndpoint:
         return self.api_key is not None or self.client_keys is not None
 
     def has_no_admin_key(self) -> bool:
-        """Return whether keys are required, but no key grants admin access."""
+        """Return whether a key is required but no key grants admin access."""
         return self.api_key is None and self.client_keys is not None and not self.client_keys.has_admin()
 
     def check(self) -> None:
-        """Raise UsageError for invalid values, and for values that would expose the gateway unintentionally."""
+        """Raise UsageError if a value is invalid, or would expose the gateway unintentionally."""
         check_ranges(self)
         for name in self.allow_hosts:
             if not _NAME.fullmatch(name.lower()):

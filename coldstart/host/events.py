@@ -1,4 +1,4 @@
-"""Events that the core of a host receives, and actions that it returns.
+"""Events that the host's core receives, and actions that it returns.
 
 They are the only interface between the core and its two users, the live host and the simulator.
 """
@@ -12,9 +12,10 @@ from coldstart.host.specification import HostSettings, ModelSpec, Tier
 
 @dataclass(frozen=True, slots=True)
 class RequestArrived:
-    """A new request arrived; request ids are unique.
+    """A request arrived. Its ID is unique.
 
-    `counted` is false for a load order of an operator, which statistics and the eviction policy ignore.
+    `counted` is False if the request is an operator's order to load the model, which statistics and the eviction policy
+    ignore.
     """
 
     request: str
@@ -31,7 +32,7 @@ class RequestEnded:
 
 @dataclass(frozen=True, slots=True)
 class ModelReady:
-    """The server of the model is ready, `seconds` after its start was ordered."""
+    """The model's server is ready, `seconds` seconds after its start was ordered."""
 
     model: str
     seconds: float
@@ -42,7 +43,7 @@ NO_BUNDLE = "no-bundle"
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Cause of a failure that processes send to each other: message, hint, and error code, if any."""
+    """Cause of a failure, as processes report it to each other: a message, and a hint and an error code if there are any."""
 
     message: str
     hint: str = ""
@@ -55,9 +56,9 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class ModelFailed:
-    """A start failed or a server process exited; no process of the model remains.
+    """A start failed or a server process exited, and no process of the model remains.
 
-    `external` is True if the model did not cause the failure, for example if the process was killed. `hint` and `code`
+    `external` is True if the model is not the cause, for example because the process was killed. `reason`, `hint` and `code`
     are those of the `Failure`.
     """
 
@@ -77,7 +78,7 @@ class TierChanged:
 
 @dataclass(frozen=True, slots=True)
 class MemoryMeasured:
-    """The device memory of a ready model was measured, in bytes, without the pages shared with a runtime template."""
+    """The device memory of a ready model was measured in bytes, without the pages that it shares with a runtime template."""
 
     model: str
     memory: int
@@ -85,12 +86,12 @@ class MemoryMeasured:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passed. The driver sends this event when `Core.deadline` is reached."""
+    """Time has passed. The driver sends this event when the time of `Core.deadline` is reached."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationChanged:
-    """The configuration changed. Models that are no longer listed drain and stop, for the reason `reason`.
+    """The configuration changed. Models that are no longer listed drain and stop, and `reason` says why.
 
     `settings` is None if the settings are unchanged.
     """
@@ -102,10 +103,10 @@ class ConfigurationChanged:
 
 @dataclass(frozen=True, slots=True)
 class ServerOutdated:
-    """The running server of the model has outdated arguments: it finishes its requests and stops, for the reason `reason`.
+    """The model's server must be replaced, for example because its arguments changed: it finishes its requests and then stops.
 
-    New requests wait for the next start. The core ignores this event while the model is starting, so send it after the
-    start.
+    New requests wait for the next start. `reason` is a text for logs. The core ignores this event while the model is
+    starting, so it must be sent after the start.
     """
 
     model: str
@@ -127,7 +128,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class StartModel:
-    """Start the model from its current tier, `tier`."""
+    """Start a model from its current tier, which is `tier`."""
 
     model: str
     tier: Tier
@@ -135,7 +136,7 @@ class StartModel:
 
 @dataclass(frozen=True, slots=True)
 class ChangeTier:
-    """Move a model without running requests to a lower tier.
+    """Move a model that has no running requests to a lower tier.
 
     `reason` is a text for logs. `evicted_for` is the model that needs the memory, if any.
     """
@@ -148,7 +149,7 @@ class ChangeTier:
 
 @dataclass(frozen=True, slots=True)
 class DispatchRequest:
-    """Forward the request to its target: a model of the host, or a group of a fleet."""
+    """Forward a request to its target, which is a model of the host or a group of a fleet."""
 
     request: str
     target: str
@@ -156,10 +157,10 @@ class DispatchRequest:
 
 @dataclass(frozen=True, slots=True)
 class RejectRequest:
-    """Reject the request with an HTTP status; `retry_after_s` is set if a retry may succeed.
+    """Reject a request with an HTTP status. `retry_after_s` is set if a retry may succeed.
 
-    The client receives `reason` and `hint`. `detail` goes only to the log, because it can contain information that clients must
-    not see.
+    The client receives `reason` and `hint`. `detail` is only logged, because it may contain information that clients must not
+    see.
     """
 
     request: str

@@ -18,7 +18,7 @@ def has_room(residents: Residents, model: Model) -> bool:
 def free_memory_for(residents: Residents, model: Model, now: float, evict_busy: bool) -> bool:
     """Return whether `model` can start now. If not, drain other models to free the memory that it needs.
 
-    With `evict_busy`, also drain models with requests in flight if evicting idle models does not free enough.
+    If `evict_busy` is set and evicting idle models does not free enough, models with requests in flight are drained too.
     """
     if has_room(residents, model):
         return True
@@ -68,7 +68,7 @@ def _choose_victims(
 def _ask_policy(
     residents: Residents, candidates: list[str], place: Place, need: int, now: float
 ) -> list[str]:
-    """Return the policy's victims that free `need` bytes on a device.
+    """Return the victims that the policy chooses to free `need` bytes on a device.
 
     The policy knows only the total memory of each model.
     """
@@ -90,7 +90,7 @@ def _evict(
     stop: bool,
     evicted_for: str | None = None,
 ) -> bool:
-    """Drain the victims if that frees the needed bytes on each device and at least `surplus` models; return whether it does.
+    """Drain the victims if that frees the needed bytes on each device and at least `surplus` models. Return whether it does.
 
     Each victim moves to its next lower tier, or to `stopped` if `stop` is set.
     """
@@ -108,7 +108,7 @@ def _evict(
 
 
 def evict_excess(residents: Residents, now: float) -> None:
-    """Evict models if measured memory exceeds the capacity, even if the evictions do not free enough."""
+    """Evict models if the measured memory exceeds the capacity, even if the evictions do not free enough."""
     for place in residents.device.list_places():
         excess = -residents.device.free(place) - residents.find_draining_bytes(place)
         if excess > 0:

@@ -22,11 +22,11 @@ FAIL, WARN = "fail", "warn"
 
 @dataclass(frozen=True)
 class Launch:
-    """Launch specification of the model `name`; `model` is an alias, a repository ID or a directory.
+    """Launch specification of the model `name`. `model` is an alias, a repository ID or a directory.
 
     `on_miss` is "fail", or "warn" to start stock vLLM if no bundle matches. An `unlisted` model does not appear in
-    /v1/models. `weights_from` is the source of the weights on a machine without them. `devices` are the numbers of the
-    GPUs that the server can use; empty means all.
+    /v1/models. `weights_from` is the source of the weights on a machine that does not have them. `devices` are the numbers of
+    the GPUs that the server may use. If it is empty, the server may use all of them.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Launch:
 
     @cached_property
     def served_names(self) -> tuple[str, ...]:
-        """Return the served model names of its server (`--served-model-name`); responses contain the first name."""
+        """Return the model names that its server accepts (`--served-model-name`). Responses contain the first one."""
         given = self.args.value("served_model_name", self.name)
         return tuple(map(str, given)) if isinstance(given, list) else (str(given),)
 
@@ -87,7 +87,7 @@ class Launch:
         return (*arguments, self.revision, self.untrusted, self.devices)
 
     def names(self) -> Iterator[tuple[str, str]]:
-        """Yield each name that requests can use, with the model name that the server expects."""
+        """Yield each model name that requests may use, together with the name that the server expects."""
         yield from ((name, self.served_name) for name in (self.name, *self.served_names, *self.aliases))
         yield from ((name, name) for name in self.adapters)
 
@@ -98,7 +98,7 @@ def _adapter_name(given: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Destination of a request: the model, and the model name that the server expects."""
+    """Destination of a request: the model, and the model name that its server expects."""
 
     model: str
     served_name: str
@@ -107,8 +107,7 @@ class Destination:
 class Catalogue:
     """Launch specifications of a host by model, with a lookup by requested model name.
 
-    Raises:
-        UsageError: A name refers to two models, or the default model is unknown.
+    Raises UsageError if a name refers to two models, or if the default model is unknown.
     """
 
     def __init__(self, launches: Iterable[Launch], default: str | None = None) -> None:
@@ -130,9 +129,9 @@ class Catalogue:
                     )
 
     def find_destination(self, requested_name: str | None) -> Destination | None:
-        """Return the destination of a request for the model name `requested_name`; None if the name is unknown.
+        """Return the destination of a request for the model `requested_name`, or None if the name is unknown.
 
-        A request without a model name goes to the default model, or to the only model of the host.
+        A request without a model name goes to the default model, or to the host's model if there is only one.
         """
         if requested_name is None:
             only = next(iter(self.launches)) if len(self.launches) == 1 else None

@@ -27,17 +27,14 @@ class State(StrEnum):
     FAILED = "failed"
 
 
-# Number of killed starts in a row after which requests are refused.
+# Number of killed starts in a row after which requests are rejected.
 MAX_KILLED_STARTS = 3
 RESIDENT = (State.STARTING, State.READY, State.DRAINING)
 STARTABLE = (State.STOPPED, State.ASLEEP, State.FAILED)
 
 
 class IllegalTransitionError(RuntimeError):
-    """The state of a model does not allow an event.
-
-    This indicates a bug in the caller of `Core`, not a failure of the model.
-    """
+    """The state of a model does not allow an event. This is a bug in the caller of `Core`, not a failure of the model."""
 
 
 @dataclass(slots=True)
@@ -45,10 +42,10 @@ class Model:
     """State of one model.
 
     `tier` is the current tier, or the tier from which a start began. `target` is the next tier of a draining model,
-    `drain_reason` the reason of its last drain, and `evicted_for` the model that needed its memory.
-    `is_tier_change_ordered` is True while a server carries out an ordered tier change. `state_since` is the time of the
-    last state change. `idle_since` is the same time, or the end of the last running request if that is later. A retired
-    model is no longer configured.
+    `drain_reason` is the reason for its last drain, and `evicted_for` is the model that needed its memory.
+    `is_tier_change_ordered` is True while a server carries out an ordered tier change. `state_since` is the time of the last
+    state change. `idle_since` is the same time, or the end of the last running request if that is later. A retired model is
+    no longer configured.
     """
 
     spec: ModelSpec
@@ -85,13 +82,13 @@ class Model:
         self._enter(State.READY, now)
 
     def drain(self, target: Tier, now: float, why: str = "", evicted_for: str | None = None) -> None:
-        """Stop accepting requests. After its last running request the model changes to the tier `target`."""
+        """Stop accepting requests. After its last running request, the model moves to the tier `target`."""
         self._require_state("drain", State.READY, State.ASLEEP)
         self.target, self.drain_reason, self.evicted_for = target, why, evicted_for
         self._enter(State.DRAINING, now)
 
     def order_tier_change(self) -> bool:
-        """Return whether the tier change can be ordered now; return True at most once per drain."""
+        """Return whether the tier change can be ordered now. This is True at most once per drain."""
         self._require_state("leave", State.DRAINING)
         can_leave = not self.is_tier_change_ordered and not self.in_flight
         self.is_tier_change_ordered = self.is_tier_change_ordered or can_leave
@@ -109,7 +106,7 @@ class Model:
     def fail(
         self, failure: Failure, now: float, backoff_s: float, backoff_max_s: float, *, external: bool = False
     ) -> None:
-        """Record that the process exited or did not start. The requests of the model are ended by other events."""
+        """Record that the process exited or failed to start. The model's requests are ended by other events."""
         self._require_state("fail", *RESIDENT, State.ASLEEP)
         self.failure, self.tier = failure, self.spec.tiers[-1]
         killed = external and self.state is State.STARTING
@@ -122,13 +119,13 @@ class Model:
         self._enter(State.FAILED, now)
 
     def end_request(self, request: str, now: float) -> None:
-        """Remove a request that ended."""
+        """Remove a request that has ended."""
         self.in_flight.discard(request)
         if self.idle:
             self.idle_since = now
 
     def apply_spec(self, spec: ModelSpec) -> None:
-        """Apply a new specification; retain measured values if the tiers are unchanged."""
+        """Apply a new specification. Measured values are kept if the tiers are unchanged."""
         if spec.tiers != self.spec.tiers:
             names = {tier.name: tier for tier in spec.tiers}
             self.observed = ObservedCosts(spec)
@@ -143,7 +140,7 @@ class Model:
 
     @property
     def error(self) -> str:
-        """Return the cause of the last failure; empty after a successful start."""
+        """Return the cause of the last failure, or "" after a successful start."""
         return "" if self.failure is None else str(self.failure)
 
     @property

@@ -1,7 +1,7 @@
 """Queue of requests whose model is not ready, starts of models without a request, and rejections of requests.
 
-Pinned models and the default model start without a request, in this order, after the models of all pending requests. A
-pinned model may evict idle models. The default model starts only in free memory while no request is pending or running.
+Pinned models and then the default model start without a request, after the models of all pending requests. A pinned model may
+evict idle models. The default model starts only in free memory, while no request is pending or running.
 
 Invariant: a request is in the queue at most once.
 """
@@ -23,7 +23,7 @@ from coldstart.units import format_memory
 
 @dataclass(frozen=True, slots=True)
 class PendingRequest:
-    """Request that waits for its model since the time `since`, in seconds."""
+    """A request that has been waiting for its model since the time `since`, in seconds."""
 
     request: str
     model: str
@@ -59,7 +59,7 @@ class PendingRequests:
         return list(first.values())
 
     def deadline(self, now: float, patience_s: float, hold_s: float) -> float:
-        """Return when the next request expires (`hold_s`) or may evict busy models (`patience_s`); infinity if none."""
+        """Return when the next request expires (`hold_s`) or may evict busy models (`patience_s`), or infinity if none does."""
         oldest = self.oldest()
         if oldest is None:
             return inf
@@ -104,7 +104,7 @@ _SENTENCE_END = re.compile(r"(?<=[.;])\s|\n")
 def find_rejection(
     residents: Residents, pending: PendingRequests, request: str, name: str, now: float
 ) -> RejectRequest | None:
-    """Return the rejection of a new request; None if the request is admitted."""
+    """Return the rejection of a new request, or None if the request is admitted."""
     model = residents.models.get(name)
     if model is None or model.retired:
         return reject_unknown(request, name)
@@ -135,8 +135,8 @@ def reject_too_large(residents: Residents, request: str, model: Model) -> Reject
 def reject_failed(model: Model, request: str, now: float) -> RejectRequest:
     """Return the rejection of a request whose model failed to start.
 
-    The client receives a short reason without paths. If no bundle matches, it receives the difference to another bundle
-    and a command that helps. `detail` contains the full error.
+    The client receives a short reason without paths. If no bundle matches, it also receives the difference from another
+    bundle and a command that helps. `detail` contains the full error.
     """
     cause = model.failure or Failure("")
     is_missing = cause.code == NO_BUNDLE
@@ -156,7 +156,7 @@ def _hide_paths(text: str) -> str:
 
 
 def shorten_error(error: str) -> str:
-    """Return the first sentence of an error without paths and URLs, at most MAX_ERROR_CHARS characters."""
+    """Return the first sentence of an error, without paths and URLs and with at most MAX_ERROR_CHARS characters."""
     sentence = _hide_paths(_SENTENCE_END.split(error.strip(), maxsplit=1)[0]).rstrip(".:; ")
     return (
         sentence
@@ -178,7 +178,7 @@ def reject_without_memory(
 
 
 def _estimate_wait_s(residents: Residents, pending: PendingRequests, model: Model) -> float:
-    """Return the seconds that starting this model and all models with pending requests takes, one after another."""
+    """Return the seconds that it takes to start this model and all models with pending requests, one after another."""
     ahead = {waiting.model for waiting in pending.oldest_of_each_model()} | {model.spec.name}
     waited = (residents.models[name] for name in ahead)
     return float(ceil(max(1.0, sum(one.observed.penalty_s(one.tier) for one in waited))))

@@ -1,8 +1,8 @@
-"""Memory of a host's models: reservations, eviction candidates, and the tiers into which evicted models move.
+"""Memory of a host's models: reservations, eviction candidates, and the tiers to which evicted models move.
 
 Invariants: a model that is in use, pinned, starting or draining is never an eviction candidate. The policy is notified
-once of each load and each eviction. `used` of an account is the sum of its reservations; it exceeds the capacity only if
-a model was measured to use more than was reserved.
+exactly once of each load and each eviction. `used` of an account is the sum of its reservations. It exceeds the capacity only
+if a model was measured to use more than was reserved for it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from coldstart.host.policies import ModelCost, create_policy
 from coldstart.host.specification import HostSettings, ModelSpec, Tier
 
 Place = int | None
-"""Number of a device; None means all devices together."""
+"""Number of a device. None means all devices together."""
 
 
 def count_device_bytes(size: int, devices: tuple[int, ...], place: Place) -> int:
-    """Return the bytes on a device of a model of `size` bytes, which is spread evenly over `devices` (tensor parallelism)."""
+    """Return the bytes that a model of `size` bytes uses on a device.
+
+    It is spread evenly over `devices` (tensor parallelism).
+    """
     if place is None:
         return size
     return -(-size // len(devices)) if place in devices else 0
@@ -30,7 +33,7 @@ def count_device_bytes(size: int, devices: tuple[int, ...], place: Place) -> int
 class MemoryAccount:
     """Memory reservations of the models, for all devices together and for each device.
 
-    `capacity` is the total in bytes, and `bytes_per_device` the size of each device. An account of CPU memory has no
+    `capacity` is the total in bytes, and `bytes_per_device` is the size of each device. An account of CPU memory has no
     devices.
     """
 
@@ -40,7 +43,7 @@ class MemoryAccount:
         self._devices: dict[str, tuple[int, ...]] = {}
 
     def record(self, model: str, size: int) -> None:
-        """Set the reservation of `model` in bytes, even if the total then exceeds the capacity."""
+        """Set the reservation of `model` to `size` bytes, even if the total then exceeds the capacity."""
         self.used += size - self._reserved.get(model, 0)
         self._reserved[model] = size
 
@@ -48,17 +51,17 @@ class MemoryAccount:
         return count_device_bytes(self._reserved.get(model, 0), self.devices(model), place)
 
     def limit(self, place: Place) -> int:
-        """Return the capacity of a device in bytes, or of all devices together for None."""
+        """Return the capacity of a device in bytes, or that of all devices together if `place` is None."""
         return self.capacity if place is None else self.bytes_per_device
 
     def free(self, place: Place = None) -> int:
-        """Return the free bytes; negative if measured memory exceeds the capacity."""
+        """Return the free bytes, which are negative if the measured memory exceeds the capacity."""
         if place is None:
             return self.capacity - self.used
         return self.bytes_per_device - sum(self.reserved_bytes(model, place) for model in self._devices)
 
     def place(self, model: str, devices: tuple[int, ...]) -> None:
-        """Assign a model to devices, unless it uses memory on its current devices."""
+        """Assign a model to devices, unless it uses memory on its current ones."""
         if not self.reserved_bytes(model):
             self._devices[model] = devices
 
@@ -66,7 +69,7 @@ class MemoryAccount:
         return self._devices.get(model, ())
 
     def list_places(self) -> list[Place]:
-        """Return None, which means all devices together, and each device with an assigned model."""
+        """Return None, which means all devices together, and then each device to which a model is assigned."""
         return [None, *dict.fromkeys(number for devices in self._devices.values() for number in devices)]
 
 
@@ -103,7 +106,7 @@ class Residents:
         """Apply a new configuration, and return the names of the models that are no longer configured.
 
         Raises:
-            UsageError: The configuration is invalid; the previous one remains in effect.
+            UsageError: The configuration is invalid, and the previous one remains in effect.
         """
         specs = tuple(specs)
         _check_specs(specs, settings)
@@ -122,7 +125,7 @@ class Residents:
         return gone
 
     def _apply_settings(self, settings: HostSettings, now: float) -> None:
-        """Apply new settings. If the policy or the capacity changed, create a new policy that knows the resident models."""
+        """Apply new settings. If the policy or the capacity changed, create a new policy and tell it the resident models."""
         before, self.settings = self.settings, settings
         self.device.capacity, self.device.bytes_per_device = settings.memory, settings.bytes_per_device
         self.host_memory.capacity = settings.host_memory
@@ -136,7 +139,7 @@ class Residents:
                 self.policy.record_load(name, now)
 
     def has_excess_or_retiring(self) -> bool:
-        """Return whether reserved memory exceeds the capacity, or a retired model has not stopped."""
+        """Return whether the reserved memory exceeds the capacity, or a retired model has not stopped yet."""
         overfull = any(self.device.free(place) < 0 for place in self.device.list_places())
         return overfull or self._retiring
 
@@ -167,9 +170,9 @@ class Residents:
         return list(self._draining.values())
 
     def find_max_memory(self, model: Model) -> int:
-        """Return the device memory in bytes that the model can use after all models that are not pinned are evicted.
+        """Return the device memory in bytes that the model can use after all other models that are not pinned are evicted.
 
-        The host's template process retains its memory.
+        The host's template process keeps its memory.
         """
         others = [self.models[name] for name in self.pinned if name != model.spec.name]
         devices = model.spec.devices
@@ -186,7 +189,7 @@ class Residents:
         return self.device.reserved_bytes(_TEMPLATE_ACCOUNT)
 
     def fits(self, model: Model) -> bool:
-        """Return whether the model fits after all models that are not pinned are evicted."""
+        """Return whether the model fits after all other models that are not pinned are evicted."""
         return model.observed.memory <= self.find_max_memory(model)
 
     def find_shortages(self, model: Model) -> dict[Place, int]:
@@ -202,7 +205,7 @@ class Residents:
         }
 
     def find_draining_bytes(self, place: Place = None) -> int:
-        """Return the bytes that draining models will free on a device, or on all devices."""
+        """Return the bytes that draining models will free on a device, or on all devices together."""
         return sum(
             self._count_freed_bytes(m, m.target, place)
             for m in self._draining.values()
@@ -210,12 +213,12 @@ class Residents:
         )
 
     def find_eviction_tier(self, name: str, stop: bool = False) -> Tier:
-        """Return the tier of the model after an eviction: the next lower tier, or `stopped` if `stop` is set."""
+        """Return the tier to which an eviction moves the model: the next lower tier, or `stopped` if `stop` is set."""
         model = self.models[name]
         return model.spec.tiers[-1] if stop else self.find_lower_tier(model)
 
     def find_freed_bytes(self, name: str, stop: bool = False, place: Place = None) -> int:
-        """Return how many bytes an eviction of the model would free on a device, or on all devices."""
+        """Return how many bytes an eviction of the model would free on a device, or on all devices together."""
         return self._count_freed_bytes(self.models[name], self.find_eviction_tier(name, stop), place)
 
     def _count_freed_bytes(self, model: Model, target: Tier, place: Place) -> int:
@@ -237,7 +240,7 @@ class Residents:
         return model.tier if model.state is State.ASLEEP else model.spec.tiers[0]
 
     def find_lower_tier(self, model: Model) -> Tier:
-        """Return the lower tier with the shortest penalty that frees device memory and for which CPU memory is available."""
+        """Return the lower tier with the shortest penalty that frees device memory and whose CPU memory is available."""
         tiers, top = model.spec.tiers, self._find_current_tier(model)
         held, below = model.observed.memory_in(top), tiers[tiers.index(top) + 1 :]
         room = self.host_memory.free() + self.host_memory.reserved_bytes(model.spec.name)
@@ -245,7 +248,7 @@ class Residents:
         return next(fits, tiers[-1])
 
     def list_evictable(self, busy: bool = False) -> list[str]:
-        """Return the models whose eviction would free device memory now; `busy` includes models with running requests."""
+        """Return the models whose eviction would free device memory now. `busy` includes models with running requests."""
         ready, asleep, held = State.READY, State.ASLEEP, self.device.reserved_bytes
         return [
             name
@@ -255,7 +258,7 @@ class Residents:
         ]
 
     def start(self, model: Model, now: float) -> Tier:
-        """Reserve the model's memory and mark it as starting; return the tier from which it starts."""
+        """Reserve the model's memory and mark the model as starting. Return the tier from which it starts."""
         known = self.device.reserved_bytes(model.spec.name) > 0
         self.device.record(model.spec.name, model.observed.memory)
         model.start(now)
@@ -295,7 +298,7 @@ class Residents:
         self.update_cost(model)
 
     def record_memory(self, model: Model, memory: int) -> None:
-        """Record the measured device bytes of a ready model, even if they exceed the capacity."""
+        """Record the measured device memory of a ready model in bytes, even if it exceeds the capacity."""
         model.observed.record_memory(memory)
         self.device.record(model.spec.name, memory)
         self.update_cost(model)

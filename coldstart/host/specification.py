@@ -23,8 +23,8 @@ QUEUE, REFUSE = "queue", "refuse"
 class Tier:
     """Residency tier of a model: awake, asleep-1, asleep-2 or stopped.
 
-    In this tier the model uses `memory` bytes of device memory and `host_memory` bytes of CPU memory. A request waits
-    `penalty_s` seconds until the model is ready.
+    In this tier, the model uses `memory` bytes of device memory and `host_memory` bytes of CPU memory. A request that finds
+    the model in this tier waits `penalty_s` seconds until it is ready.
     """
 
     name: str
@@ -41,10 +41,10 @@ def stopped(penalty_s: float) -> Tier:
 class ModelSpec:
     """Specification of a model.
 
-    The model stops after `idle_s` seconds without a request; None means never. A pinned model starts with the host and is
-    never evicted. `prewarm` is a cron expression for scheduled starts. `devices` are the device numbers over which its
-    memory is spread evenly; empty means that the model is not assigned to devices. `memory_source` is the source of its
-    memory figures: file, bundle or assumed.
+    The model stops after `idle_s` seconds without a request, or never if `idle_s` is None. A pinned model starts with the
+    host and is never evicted. `prewarm` is a cron expression for scheduled starts. `devices` are the device numbers over
+    which its memory is spread evenly. If it is empty, the model is not assigned to devices. `memory_source` is the source of
+    its memory sizes: file, bundle or assumed.
     """
 
     name: str
@@ -78,7 +78,7 @@ class ModelSpec:
 
     @classmethod
     def with_two_tiers(cls, name: str, memory: int, penalty_s: float, **more: object) -> ModelSpec:
-        """Create a specification with only the tiers `awake` and `stopped`."""
+        """Create a specification that has only the tiers `awake` and `stopped`."""
         return cls(name, (Tier(AWAKE, memory, 0.0), stopped(penalty_s)), **more)  # type: ignore[arg-type]
 
 
@@ -86,15 +86,14 @@ class ModelSpec:
 class HostSettings:
     """Settings of a host. Sizes are in bytes, and times are in seconds.
 
-    `memory` and `host_memory` limit the device memory and the CPU memory of all models together. `device_memory` is the
-    size of each device; None if only `memory` limits the models.
-
-    `when_full` decides whether a request waits or is rejected if evicting idle models does not free enough memory for its
-    model. After a request has waited `patience_s`, busy models drain: they finish their requests and are evicted. With
-    `runtime_template`, a live host keeps a process with all Python imports done, and forks servers from it. A server
-    without progress for `hang_timeout_s` is killed (see `live.servers.await_hang`). With `resume_streams`, a stream whose
-    server died continues once on the next server of its model. `default_model` serves requests without a model name; it
-    never stops when idle, and restarts when memory is free.
+    `memory` and `host_memory` limit the device memory and the CPU memory of all models together. `device_memory` is the size
+    of each device, or None if only `memory` limits the models. `when_full` decides whether a request waits or is rejected if
+    evicting idle models does not free enough memory for its model. After a request has waited `patience_s`, busy models
+    drain: they finish their requests and are evicted. If `runtime_template` is set, a live host keeps a process that has done
+    all Python imports, and forks servers from it. A server that makes no progress for `hang_timeout_s` is killed (see
+    `live.servers.await_hang`). If `resume_streams` is set, a stream whose server died continues once on the next server of
+    its model. `default_model` serves requests without a model name. It never stops when idle, and restarts when memory is
+    free.
     """
 
     memory: Size = setting(
@@ -159,11 +158,11 @@ class HostSettings:
 
 @dataclass(slots=True)
 class ObservedCosts:
-    """Memory and penalties of a model: specified values, corrected by measurements.
+    """Memory and penalties of a model: the specified values, corrected by measurements.
 
-    The first measured penalty of a tier replaces the specified value, which may come from a different start mode. Each
-    later measurement moves the penalty by the fraction WEIGHT of the difference. `source` is the source of the memory
-    figure; it is "observed" after a measurement.
+    The first measured penalty of a tier replaces the specified value, which may come from a different start mode. Each later
+    measurement moves the penalty toward the new value by the fraction WEIGHT of the difference. `source` is the source of the
+    memory size, and is "observed" after a measurement.
     """
 
     spec: ModelSpec
@@ -181,22 +180,22 @@ class ObservedCosts:
 
     @property
     def memory(self) -> int:
-        """Return the device memory in the tier `awake`, in bytes."""
+        """Return the device memory in the tier `awake` in bytes."""
         return self._memory[AWAKE]
 
     def penalty_s(self, tier: Tier) -> float:
         return self._penalty_s[tier.name]
 
     def memory_in(self, tier: Tier) -> int:
-        """Return the device memory in this tier in bytes, at most that of the tier `awake`."""
+        """Return the device memory in this tier in bytes, which is at most that of the tier `awake`."""
         return self.memory if tier.name == AWAKE else min(self._memory[tier.name], self.memory)
 
     def record_memory(self, memory: int) -> None:
-        """Record the measured device memory in the tier `awake`, in bytes."""
+        """Record the measured device memory in the tier `awake` in bytes."""
         self._memory[AWAKE], self.source = memory, "observed"
 
     def record_start(self, tier: Tier, seconds: float) -> None:
-        """Record that a start from `tier` took `seconds`."""
+        """Record that a start from `tier` took `seconds` seconds."""
         before = self._penalty_s[tier.name]
         weight = self.WEIGHT if tier.name in self._timed else 1.0
         self._timed.add(tier.name)

@@ -18,16 +18,16 @@ from coldstart.host.core import Core
 from coldstart.host.model_state import Model, State
 from coldstart.system.start_progress import StartProgress
 
-# Upper limit of the fraction while a start takes longer than estimated.
+# Upper limit of the fraction while a start is taking longer than estimated.
 _MAX_ESTIMATE = 0.99
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """State of a model for which a request waits.
+    """State of a model for which a request is waiting.
 
-    `fraction` is the completed part of the start, from 0 to 1. `eta_s` is the estimated time in seconds until the model
-    is ready. `step` is the progress that the starting server reported, as JSON. None means unknown.
+    `fraction` is the completed part of the start, from 0 to 1. `eta_s` is the estimated time in seconds until the model is
+    ready. `step` is the progress that the starting server reported, as a JSON object. None means unknown.
     """
 
     model: str
@@ -42,7 +42,7 @@ class Progress:
 
 
 def estimate_progress(model: Model, now: float, reported: StartProgress | None = None) -> Progress:
-    """Return the progress of a model at the time `now`; `reported` is the progress that its starting server reported."""
+    """Return the progress of a model at time `now`. `reported` is the progress that its starting server reported."""
     name, state = model.spec.name, str(model.state)
     step = reported.build_document() if reported else None
     if model.state is State.READY:
@@ -62,7 +62,7 @@ RECENT = 100
 
 @dataclass(slots=True)
 class ModelFacts:
-    """Facts about one model that the core does not know. `last_start` is an object of the status document."""
+    """Facts about one model that the core does not know. `last_start` is an object in the status document."""
 
     aliases: Sequence[str] = ()
     adapters: Sequence[str] = ()
@@ -80,7 +80,10 @@ class ModelFacts:
 
 @dataclass(slots=True)
 class HostFacts:
-    """Facts about the host that the core does not know. `began` is the start time on the clock of the core."""
+    """Facts about the host that the core does not know. `began` is the host's start time on the core's clock.
+
+    `total_start_s` is the total duration of all successful starts in seconds.
+    """
 
     url: str = ""
     pid: int = 0
@@ -99,12 +102,12 @@ class HostFacts:
     models: dict[str, ModelFacts] = field(default_factory=dict)
 
     def get_model(self, model: str) -> ModelFacts:
-        """Return the facts of a model; create them on first use."""
+        """Return the facts of a model, creating them on first use."""
         return self.models.setdefault(model, ModelFacts())
 
 
 def build_status(core: Core, facts: HostFacts, now: float, unix_s: float) -> dict[str, Any]:
-    """Build the status document at the time `now` on the core's clock, which is `unix_s` in Unix time."""
+    """Build the status document at time `now` on the core's clock, which is `unix_s` in Unix time."""
     waiting = Counter(core.pending.count_by_model())
     return {
         "schema_version": SCHEMA_VERSION,

@@ -27,7 +27,7 @@ _EXAMPLES = {"str": '"text"', "bool": "true", "int": "4", "float": "1.5", "array
 
 
 def parse_seconds(given: object) -> float:
-    """Return a time in seconds. Raises UsageError unless `given` is a finite number, 0 or more."""
+    """Return a time in seconds. Raises UsageError unless `given` is a finite number that is 0 or greater."""
     if isinstance(given, bool) or not isinstance(given, (int, float)) or not (isfinite(given) and given >= 0):
         raise UsageError(f"invalid time {given!r}", hint="use a number of seconds, 0 or more, such as 8.0")
     return float(given)
@@ -39,7 +39,7 @@ Seconds = Annotated[float, parse_seconds]
 
 
 def read_toml(path: Path, kind: str) -> dict[str, Any]:
-    """Read a TOML file; `kind` describes the file in errors. Raises UsageError if it cannot be read or parsed."""
+    """Read a TOML file. `kind` names its kind in errors. Raises UsageError if it cannot be read or parsed."""
     try:
         return tomllib.loads(files.read_text(path))
     except OSError as error:
@@ -58,9 +58,9 @@ def decode(kind: type[T], table: object, place: str = "", **given: object) -> T:
 
     Args:
         kind: Dataclass whose fields are the keys of the table.
-        table: Content of the file at `place`.
-        place: Dotted name of the table; empty for the top level of the file.
-        given: Values of fields that the caller sets and the table must not contain.
+        table: Content of the table at `place`.
+        place: Dotted name of the table. Empty for the top level of the file.
+        given: Values of fields that the caller sets and that the table must not contain.
 
     Raises:
         UsageError: A key is unknown or missing, or its value has the wrong type.
@@ -82,7 +82,7 @@ def decode(kind: type[T], table: object, place: str = "", **given: object) -> T:
 
 
 def check_ranges(settings: Any) -> None:
-    """Raise UsageError if a value is outside the range that its field declares."""
+    """Raise UsageError if the value of any setting is outside the range that its field declares."""
     for name, one in list_settings(settings):
         try:
             one.require(name, getattr(settings, name))
@@ -91,7 +91,7 @@ def check_ranges(settings: Any) -> None:
 
 
 def expect_table(given: object, place: str) -> dict[str, Any]:
-    """Return `given` if it is a table. Raises UsageError otherwise."""
+    """Return `given` if it is a table. Otherwise raise UsageError."""
     if not isinstance(given, dict):
         raise UsageError(
             f"{place}: expected a table, found {given!r}", hint=f"add the table [{place}] with its settings"
@@ -100,14 +100,14 @@ def expect_table(given: object, place: str) -> dict[str, Any]:
 
 
 def require_keys(table: Mapping[str, Any], needed: Collection[str], place: str) -> None:
-    """Raise UsageError if the table lacks one of the keys `needed`."""
+    """Raise UsageError if the table lacks any of the keys in `needed`."""
     if missing := sorted(set(needed) - table.keys()):
         where = f"[{place}]" if place else "the top of the file"
         raise UsageError(_prefix_place(place, f"missing key {', '.join(missing)}"), hint=f"add it to {where}")
 
 
 def parse_at(place: str, parse: Callable[[object], T], given: object) -> T:
-    """Parse `given` with `parse`, and prefix the message of a UsageError with `place`, the name of the key."""
+    """Return `parse(given)`. If it raises UsageError, prefix the message with `place`, which names the key."""
     try:
         return parse(given)
     except UsageError as error:
@@ -115,7 +115,7 @@ def parse_at(place: str, parse: Callable[[object], T], given: object) -> T:
 
 
 def _convert(kind: Any, given: object, place: str) -> Any:
-    """Convert a TOML value to the type `kind`, with the parser in the annotation of the type, if any."""
+    """Convert a TOML value to the type `kind`. If the type's annotation contains a parser, use it."""
     if get_origin(kind) in (Union, UnionType):  # TOML has no null
         kind = get_args(kind)[0]
     if (parse := next(filter(callable, getattr(kind, "__metadata__", ())), None)) is not None:

@@ -1,6 +1,6 @@
 """Compiler caches of a GPU engine in a bundle: vLLM's ahead-of-time artifacts, Triton, FlashInfer, DeepGEMM.
 
-During materialization all compilers write below one root directory, which becomes the bundle's `compile` section. A start
+During materialization, all compilers write to one root directory, which becomes the bundle's `compile` section. A start
 copies the section to a writable directory, because compilers add missing entries. Triton's group files contain absolute
 paths, so the copy rewrites them. vLLM's worker loads the ahead-of-time artifacts (coldstart.vllm.engine.compiled).
 
@@ -28,17 +28,17 @@ VARIABLES = {
     "DG_JIT_CACHE_DIR": "deep_gemm",
 }
 AOT = "aot"
-# ELF64 (elf(5)): the section headers lie at the file's end, and the file's head is written after them.
+# ELF64 (elf(5)): the section headers are at the end of the file, and the file header is written after them.
 _HEAD, _MAGIC = struct.Struct("<16s24xQ10xHH2x"), b"\x7fELF"
 
 
 def build_environment(root: Path) -> dict[str, str]:
-    """Return the environment variables that place each compiler's cache below `root`."""
+    """Return the environment variables that place each compiler's cache in its own directory under `root`."""
     return {name: str(root / folder) for name, folder in VARIABLES.items()}
 
 
 def collect_caches(root: Path, vllm_root: Path, target: Path) -> list[str]:
-    """Copy the non-empty compiler caches into the new directory `target`; return their names."""
+    """Copy the compiler caches that are not empty to the new directory `target`. Return their names."""
     sources = {folder: root / folder for folder in VARIABLES.values()}
     sources[AOT] = vllm_root / "torch_compile_cache" / "torch_aot_compile"
     filled = {name: path for name, path in sources.items() if path.is_dir() and any(path.iterdir())}
@@ -50,7 +50,7 @@ def collect_caches(root: Path, vllm_root: Path, target: Path) -> list[str]:
 
 
 def copy_section(section: Path, root: Path) -> Path:
-    """Copy an unpacked section to the writable directory `root` unless that exists; return `root`.
+    """Copy an unpacked section to the writable directory `root` unless this directory exists. Return `root`.
 
     Raises:
         OSError: The copy failed, and the partial copy was removed.
@@ -69,12 +69,12 @@ def copy_section(section: Path, root: Path) -> Path:
 
 
 def remove_partial_copies(directory: Path) -> None:
-    """Remove partial copies that killed starts left below `directory`. Raises OSError."""
+    """Remove the partial copies that killed starts left in `directory`. Raises OSError if one cannot be removed."""
     scratch.remove_dead_below(directory, "?" * 64 + ".")
 
 
 def _relocate_groups(triton: Path, final: Path) -> None:
-    """Rewrite the absolute paths in Triton's group files, which point to the files of each kernel."""
+    """Rewrite the absolute paths in Triton's group files, which refer to the files of each kernel."""
     for group in triton.glob("*/__grp__*"):
         try:
             members = canonical.read_json(group)["child_paths"]
@@ -85,9 +85,9 @@ def _relocate_groups(triton: Path, final: Path) -> None:
 
 
 def remove_truncated_libraries(cache: Path) -> list[Fallback]:
-    """Remove truncated shared objects below `cache` that no process is writing; return a fallback for each.
+    """Remove truncated shared objects under `cache` that no process is writing. Return a fallback for each of them.
 
-    Files that cannot be read or removed are skipped; the server that loads them reports the error.
+    Files that cannot be read or removed are skipped. The server that loads them reports the error.
     """
     steps = []
     for path in find_truncated_libraries(cache):
@@ -100,7 +100,7 @@ def remove_truncated_libraries(cache: Path) -> list[Fallback]:
 
 
 def find_truncated_libraries(cache: Path) -> Iterator[Path]:
-    """Yield the truncated shared objects below `cache`; nothing if the directory does not exist."""
+    """Yield the truncated shared objects under `cache`, or nothing if the directory does not exist."""
     for path in cache.rglob("*.so"):
         with suppress(OSError):
             if not _is_complete(path):

@@ -22,7 +22,7 @@ _DATA = b"data:"
 
 
 class CompletionFailedError(Exception):
-    """The server did not complete a request. The message is the reason."""
+    """The server did not complete a request. The message gives the reason."""
 
 
 class RequestRejectedError(CompletionFailedError):
@@ -31,7 +31,7 @@ class RequestRejectedError(CompletionFailedError):
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """Times at which the server accepted a connection and at which its first token arrived."""
+    """Times in seconds at which the server accepted the connection and at which its first token arrived."""
 
     listening_s: float
     token_s: float
@@ -39,7 +39,7 @@ class FirstToken:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Response to one prompt: token ids (empty if the server does not report them), text, and duration."""
+    """Response to one prompt: token IDs (empty if the server does not report them), text, and duration in seconds."""
 
     tokens: tuple[int, ...]
     text: str
@@ -48,14 +48,14 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class CompletionClient:
-    """Client of the server at host:port."""
+    """Client of the server at `host` and `port`. A request fails after `timeout_s` seconds without data."""
 
     host: str
     port: int
     timeout_s: float = 600.0
 
     def await_first_token(self, prompt: str, *, deadline_s: float, check: Callable[[], None]) -> FirstToken:
-        """Send a streaming request every POLL_S until a token arrives.
+        """Send a streaming request every POLL_S seconds until a token arrives. Return when it did.
 
         `check` is called before each attempt, and raises if the server has exited. Raises CompletionFailedError after
         `deadline_s` (seconds on CLOCK_MONOTONIC), or immediately if the server rejects the request.
@@ -73,7 +73,7 @@ class CompletionClient:
         raise CompletionFailedError(f"no token within the time limit; last attempt: {reason}")
 
     def complete(self, prompt: str | Sequence[int], max_tokens: int) -> Completion:
-        """Return the full response to a prompt. Raises CompletionFailedError."""
+        """Return the complete response to a prompt. Raises CompletionFailedError if there is none."""
         began_s = time.monotonic()
         try:
             status, body = self._post(_request(prompt, max_tokens, stream=False))
@@ -91,7 +91,10 @@ class CompletionClient:
             return list(pool.map(lambda prompt: self.complete(prompt, max_tokens), prompts))
 
     def measure_tokens_per_s(self, prompts: Sequence[str], max_tokens: int, concurrency: int) -> float:
-        """Measure the output tokens per second with `concurrency` requests in flight. Raises CompletionFailedError."""
+        """Return the output tokens per second with `concurrency` requests in flight.
+
+        Raises CompletionFailedError if one fails.
+        """
         began_s = time.monotonic()
         answers = self.complete_all(prompts, max_tokens, concurrency)
         produced = sum(len(answer.tokens) or max_tokens for answer in answers)
@@ -118,7 +121,7 @@ class CompletionClient:
 
 
 class _StillStartingError(Exception):
-    """Response of a server that is not ready."""
+    """The server responded, but is not ready yet."""
 
 
 def _build_error(status: int, body: bytes) -> CompletionFailedError:
@@ -157,8 +160,8 @@ class ServerError(Exception):
 class StreamEvent:
     """Server-sent event: a chunk of the response, or the token usage.
 
-    `has_token` is True if the event carries an output token. A token can decode to empty text (part of a character), so
-    an event with a token ID or a finish reason also counts.
+    `choice` is True if the event has a choice, and `token` if it carries an output token. A token can decode to empty text
+    (part of a character), so an event with a token ID or a finish reason also counts.
     """
 
     choice: bool
@@ -176,7 +179,7 @@ def build_request(
     token_ids: bool = False,
     usage: bool = False,
 ) -> dict[str, Any]:
-    """Build a completion request. `token_ids` requests token IDs (a vLLM extension), `usage` requests token counts."""
+    """Build a completion request. `token_ids` asks for token IDs (a vLLM extension), and `usage` for token counts."""
     body: dict[str, Any] = {
         "prompt": prompt,
         "max_tokens": max_tokens,
@@ -194,7 +197,10 @@ def build_request(
 
 
 def parse_event(line: bytes) -> StreamEvent | None:
-    """Parse a line of the stream; return None if it contains no event. Raises ServerError, ValueError."""
+    """Parse a line of the stream. Return None if it contains no event.
+
+    Raises ServerError if it contains an error, and ValueError if it is not valid JSON.
+    """
     data = line[len(_DATA) :].strip() if line.startswith(_DATA) else b""
     if data in (b"", b"[DONE]"):
         return None

@@ -26,12 +26,12 @@ def run(
 
     Args:
         request: Options of the start.
-        plan: Plan of the request.
-        announce: Called with the server and the timeline of its start once it is ready; if it raises, the server is stopped.
-        save_to: File for the timeline as Chrome trace-event JSON, written when the server is ready and when it exits.
+        plan: Launch plan of the request.
+        announce: Called with the ready server and the timeline of its start. If it raises, the server is stopped.
+        save_to: File to which the timeline is written as Chrome trace-event JSON, when the server is ready and when it exits.
 
     Returns:
-        The exit code for this process, see `server.supervise`.
+        The exit code for this process (see `server.supervise`).
 
     Raises:
         CommandFailedError: The server exited or was not ready in time.
@@ -45,7 +45,7 @@ def run(
 
 
 def start(request: ServeRequest) -> Server:
-    """Plan and start a server; return it when it has generated a token.
+    """Plan and start a server. Return it when it has generated a token.
 
     The server is killed when the calling process exits, whichever thread called this function.
 

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from coldstart.artifacts.bundle import Bundle
     from coldstart.weights.load.tensor_sources import PageIn
 
-# Page in local files of at least this many bytes early. Smaller files are read in a fraction of a second, during imports
-# that wait for the same disk. Local files need no prefetcher: the page cache is shared memory already.
+# Page in local files early if they have at least this many bytes. Smaller files are read in a fraction of a second, during
+# imports that wait for the same disk. Local files need no prefetcher, because the page cache is already shared memory.
 PAGE_IN_MIN_BYTES = 64 << 20
 # Value of `--weights-from` for the weights that a `vllm preload` daemon keeps on the device.
 PRELOADED = "preload"
@@ -46,10 +46,10 @@ INSTANT_TENSOR = "instanttensor"
 
 
 def select_loader(given: Arguments, model: ResolvedModel) -> list[str]:
-    """Return the arguments that select the fastest loader for local safetensors files, unless `given` selects a format.
+    """Return the arguments that select the fastest loader for local safetensors files, or none if `given` selects a format.
 
-    On CPU this is coldstart's own load format. On an NVIDIA GPU it is InstantTensor (`--load-format instanttensor`) if its
-    package is installed, else vLLM's default.
+    On the CPU, this is coldstart's own load format. On an NVIDIA GPU, it is InstantTensor (`--load-format instanttensor`) if
+    its package is installed, and vLLM's default otherwise.
     """
     if model.path is None or any(path.suffix != ".safetensors" for path in model.weight_files):
         return []
@@ -65,9 +65,9 @@ def _format(given: Arguments, name: str = LOAD_FORMAT) -> list[str]:
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights source of a server: the model, the vLLM arguments that select it, and an optional remote source.
+    """Weights source of a server: the model, the vLLM arguments that select the source, and a remote source if there is one.
 
-    `identity` is the digest of the weights; it is empty if no bundle has to match it.
+    `identity` is the digest of the weights. It is empty if no bundle has to match it.
     """
 
     model: ResolvedModel
@@ -87,7 +87,7 @@ def choose_weights_source(
 
     Args:
         lookup: Model, vLLM arguments and bundle.
-        source: URL or directory to fetch the weights from, or PRELOADED; None for the model's own directory.
+        source: URL or directory from which to fetch the weights, PRELOADED, or None for the model's own directory.
         pace: Name and rate limit of the fetch, if any.
         listen: vLLM arguments for the listening address.
 
@@ -100,7 +100,7 @@ def choose_weights_source(
     model, given = ensure(lookup.model, offline=lookup.offline), lookup.vllm_args
     if plan is None:
         own = select_loader(given, model)
-    else:  # our arguments for weights that are fetched with the plan
+    else:  # coldstart's own arguments for weights that are fetched with the plan
         own = [*_format(given), *_untie_head(model.config, _list_tensors(plan), given)]
     request, identity, fallbacks = None, "", list[Fallback]()
     if source is not None and plan is not None:
@@ -118,10 +118,10 @@ def choose_weights_source(
 
 
 def _take_preloaded(lookup: Lookup, model: ResolvedModel, own: list[str]) -> tuple[list[Fallback], list[str]]:
-    """Return vLLM arguments that map the weights of a `vllm preload` daemon, or `own` with a fallback.
+    """Return the vLLM arguments that map the weights of a `vllm preload` daemon, or a fallback and `own`.
 
-    The digest of the weights names the directory of the daemon's sockets, because vLLM compares only file headers and
-    would accept a base model's weights for a fine-tune (vllm#59647).
+    The digest of the weights names the directory of the daemon's sockets, because vLLM compares only file headers, and would
+    accept a base model's weights for a fine-tune (vllm#59647).
     """
     limit = gpu_starts.find_preload_limit(lookup.vllm_args, on_cpu=runtime.targets_cpu())
     if limit is None and (lookup.bundle is None or model.path is None):
@@ -160,7 +160,7 @@ def _list_tensors(plan: Mapping[str, Any]) -> list[str]:
 
 
 def _untie_head(config: Mapping[str, Any], names: Sequence[str], given: Arguments) -> list[str]:
-    """Return the config override for a checkpoint with its own LM head, which vLLM detects only in local weights."""
+    """Return the config override for a checkpoint that has its own LM head, which vLLM detects only in local weights."""
     own = any(name.startswith("lm_head.") for name in names) and config.get("tie_word_embeddings", True)
     if not own or given.gives("hf_overrides"):
         return []
@@ -171,8 +171,8 @@ def _untie_head(config: Mapping[str, Any], names: Sequence[str], given: Argument
 def start_early(plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[ExitStack]:
     """Fetch or page in the weights while the block starts a server that loads them.
 
-    The fetch stops at the end of the block. If the server loads its weights later, the caller takes over the yielded
-    ExitStack with `pop_all`, and closes it when the server has loaded them.
+    The fetch stops at the end of the block. If the server loads its weights later, the caller takes the fetch over from the
+    yielded ExitStack with `pop_all`, and closes it when the server has loaded them.
     """
     given, early, reading = plan.vllm_args, ExitStack(), None
     is_ours = given.value("load_format") == LOAD_FORMAT

@@ -42,7 +42,7 @@ def start(request: ServeRequest, plan: LaunchPlan) -> Server:
 
 
 def find_mode(request: ServeRequest, plan: LaunchPlan) -> tuple[str, list[Fallback]]:
-    """Return the mode that `start` would try first, and why it would skip faster modes, without starting anything."""
+    """Return the mode that `start` would try first, and why it would skip each faster mode. Nothing is started."""
     one, skipped = ServerStart(request, plan, timeline.now()), list[Fallback]()
     for mode in modes.list_attempts(request.mode):
         if (why := _find_obstacle(mode, one)) is None:
@@ -60,7 +60,7 @@ def _find_obstacle(mode: StartMode, one: ServerStart) -> Reason | None:
 
 
 def _choose_reason(mode: StartMode, one: ServerStart, why: Reason) -> Reason:
-    """Return the reason to report for a skipped mode. If the machine cannot run a requested mode, that reason has precedence.
+    """Return the reason to report for a skipped mode. If the user requested it, a reason that CRIU cannot run takes precedence.
 
     With `auto`, CRIU is not probed, because the probe would delay every start.
     """
@@ -75,7 +75,7 @@ def _create_fallback(mode: StartMode, one: ServerStart, why: Reason) -> Fallback
 
 
 def _attempt(mode: StartMode, one: ServerStart, unused: UnusedModes) -> Server | None:
-    """Start the server in `mode`; return None if the next mode should be tried."""
+    """Start the server in `mode`. Return None if the next mode should be tried."""
     try:
         if (why := mode.find_limit(one)) is not None:
             why = _choose_reason(mode, one, why)
@@ -108,10 +108,10 @@ def _start_fresh(one: ServerStart, unused: UnusedModes) -> Server:
 
 
 def _without_untrusted_bundle(one: ServerStart, died: ServerExitedError, unused: UnusedModes) -> ServerStart:
-    """Return the start without its bundle if the bundle is untrusted: such a bundle must not prevent a start.
+    """Return the start without its bundle if the bundle is untrusted, because such a bundle must not prevent a start.
 
     Raises:
-        ServerExitedError: `died`, if the bundle is trusted or not used.
+        ServerExitedError: The bundle is trusted or not used. The error is `died`.
     """
     request, lookup = one.request, one.request.lookup
     if lookup.bundle is None or request.trust(lookup.bundle).ok:
@@ -124,10 +124,10 @@ def _without_untrusted_bundle(one: ServerStart, died: ServerExitedError, unused:
 
 
 def _without_source(one: ServerStart, died: ServerExitedError, unused: UnusedModes) -> ServerStart:
-    """Return the start with local weights, after the remote weights source failed.
+    """Return the start with local weights, after the remote weights source has failed.
 
     Raises:
-        ServerExitedError: `died`, if there are no local weights.
+        ServerExitedError: There are no local weights. The error is `died`.
     """
     request = replace(one.request, weights_from=None)
     try:

@@ -17,9 +17,9 @@ _EVERY_ADDRESS = ("", "0.0.0.0", "::")
 
 
 def choose_address(host: str | None, port: int | None, vllm_args: Arguments) -> list[str]:
-    """Return vLLM arguments for the listening address: loopback unless the user or `vllm_args` specify another.
+    """Return the vLLM arguments for the listening address: loopback, unless the user or `vllm_args` specify another one.
 
-    Port 0 is replaced by a free port, so that the port is known before the server starts.
+    Port 0 is replaced with a free port, so that the port is known before the server starts.
     """
     if host is None and not any(map(vllm_args.gives, ("host", "uds", "headless"))):
         host = DEFAULT_HOST
@@ -31,7 +31,7 @@ def choose_address(host: str | None, port: int | None, vllm_args: Arguments) -> 
 
 
 def find_url(vllm_args: Arguments) -> str:
-    """Return the URL of a server with these arguments."""
+    """Return the URL of a server that has these arguments."""
     if uds := vllm_args.value("uds"):
         return f"unix:{uds}"
     host = str(vllm_args.value("host") or DEFAULT_HOST)
@@ -40,7 +40,7 @@ def find_url(vllm_args: Arguments) -> str:
 
 
 def require_free_port(vllm_args: Arguments, listen: Sequence[str]) -> None:
-    """Raise UsageError if another process listens at the address."""
+    """Raise UsageError if another process is already listening on the server's address."""
     given = vllm_args.append(*listen)
     port = given.number("port", DEFAULT_PORT)
     if given.gives("uds") or given.gives("headless") or not 0 < port < 65536:
@@ -56,7 +56,7 @@ def require_free_port(vllm_args: Arguments, listen: Sequence[str]) -> None:
 
 
 def is_listening(host: str, asked: str) -> bool:
-    """Return whether a server that listens at `host` accepts connections to the address `asked`, without resolving names."""
+    """Return whether a server listening on `host` accepts connections to the address `asked`. Names are not resolved."""
     if host == "::" or (host in _EVERY_ADDRESS and ":" not in asked):
         return True
     host, asked = (DEFAULT_HOST if one == "localhost" else one for one in (host, asked))
@@ -64,7 +64,7 @@ def is_listening(host: str, asked: str) -> bool:
 
 
 def requires_key(vllm_args: Arguments, environ: Mapping[str, str]) -> bool:
-    """Return whether vLLM's server requires an API key."""
+    """Return whether a vLLM server with these arguments and environment requires an API key."""
     return vllm_args.gives("api_key") or bool(environment.VLLM_API_KEY.read(environ))
 
 
@@ -76,7 +76,7 @@ def is_at_every_address(vllm_args: Arguments) -> bool:
 
 
 def describe_exposure(vllm_args: Arguments, environ: Mapping[str, str]) -> str | None:
-    """Return a warning if other machines can use the server without an API key, else None."""
+    """Return a warning if other machines can use the server without an API key, or None if they cannot."""
     host = str(vllm_args.value("host") or "")
     if requires_key(vllm_args, environ) or not is_at_every_address(vllm_args):
         return None

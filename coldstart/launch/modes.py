@@ -1,6 +1,6 @@
-"""Start modes. `LADDER` lists all of them in the order in which `--mode auto` tries them.
+"""Start modes. `LADDER` lists them in the order in which `--mode auto` tries them.
 
-Commands import this module for the mode names, so functions import the dependencies of a start themselves.
+Commands import this module for the mode names, so its functions import the dependencies of a start themselves.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FREEZE = "coldstart template freeze"
 
 @dataclass(frozen=True)
 class Reason:
-    """Reason why a mode cannot be used, with a hint for the user."""
+    """Why a mode cannot be used, with a hint for the user."""
 
     reason: str
     hint: str
@@ -36,16 +36,16 @@ class Reason:
 
 @dataclass(eq=False)
 class StartMode:
-    """Way to start a server. To add a mode, implement `launch` in a subclass and add an instance to `LADDER`.
+    """A way to start a server. To add a mode, implement `launch` in a subclass and add an instance to `LADDER`.
 
     Attributes:
         name: Value of `--mode`.
         loads_weights: Whether the server loads its weights itself, so that an early fetch helps.
-        probes: Names of the probes of `coldstart doctor` that must succeed.
-        cpu_limit: Why the mode is unavailable with vLLM's CPU build; None if it is available.
-        gpu_limit: Why the mode is unavailable with vLLM's GPU build; None if it is available.
+        probes: Names of the `coldstart doctor` probes that must succeed.
+        cpu_limit: Why vLLM's CPU build does not support the mode, or None if it does.
+        gpu_limit: Why vLLM's GPU build does not support the mode, or None if it does.
         is_repeatable: Whether one preparation serves any number of starts, as a host and a benchmark require.
-        is_untested_on_gpu: Whether the mode is untested on GPUs, and therefore used there only on request.
+        is_untested_on_gpu: Whether the mode is untested on GPUs, and is therefore used there only on request.
     """
 
     name: str
@@ -57,9 +57,9 @@ class StartMode:
     is_untested_on_gpu: bool = False
 
     def find_limit(self, start: ServerStart | None = None) -> Reason | None:
-        """Return why this machine or vLLM build does not support the mode; None if it does.
+        """Return why this machine or vLLM build does not support the mode, or None if it does.
 
-        With `start`, also check its bundle and templates.
+        If `start` is given, also check its bundle and templates.
 
         Raises:
             LaunchRefusedError: The check failed.
@@ -68,9 +68,9 @@ class StartMode:
         return here if here is not None or start is None else self.find_missing(start)
 
     def find_missing(self, start: ServerStart) -> Reason | None:
-        """Return what this start lacks for the mode, such as a template; None if it lacks nothing.
+        """Return what this start lacks for the mode, such as a template, or None if it lacks nothing.
 
-        Raises LaunchRefusedError.
+        Raises LaunchRefusedError if the check fails.
         """
         return None
 
@@ -86,7 +86,7 @@ class StartMode:
 
 
 def await_ready(start: ServerStart, launched: tuple[ServerProcess, int]) -> ReadyServer:
-    """Wait until the launched server is ready. Kill it on any exception.
+    """Wait until the launched server is ready, and kill it if an exception is raised.
 
     Raises:
         ServerExitedError: The server exits before it is ready.
@@ -104,10 +104,10 @@ def await_ready(start: ServerStart, launched: tuple[ServerProcess, int]) -> Read
 
 
 class FreshMode(StartMode):
-    """Start in a new process that imports, loads and builds everything itself. Always available."""
+    """Starts a server in a new process that imports, loads and builds everything itself. It is always available."""
 
     def launch(self, start: ServerStart) -> ReadyServer:
-        """Start a new server process (see StartMode)."""
+        """Start the server in a new process (see StartMode)."""
         from coldstart.launch import server_process
 
         return await_ready(start, server_process.start_fresh(start.plan))
@@ -115,7 +115,7 @@ class FreshMode(StartMode):
 
 @dataclass(eq=False)
 class TemplateMode(StartMode):
-    """Start from a template of one of `levels`: the template forks the server, or a sleeping engine wakes up and becomes it.
+    """Starts a server from a template of one of `levels`: the template forks it, or a sleeping engine wakes up and becomes it.
 
     A template that is not ready yet counts as available.
     """
@@ -123,7 +123,7 @@ class TemplateMode(StartMode):
     levels: tuple[str, ...] = ()
 
     def find_missing(self, start: ServerStart) -> Reason | None:
-        """Return a reason if no template fits this start."""
+        """Return a reason if no template fits this start, or None if one does."""
         if self._templates(start):
             return None
         model = start.request.lookup.model.name
@@ -135,7 +135,7 @@ class TemplateMode(StartMode):
         return Reason(reason, start.request.lookup.format_template(self.levels[0]))
 
     def launch(self, start: ServerStart) -> ReadyServer:
-        """Let the template fork the server or wake up. Raises the errors of `StartMode.launch`."""
+        """Have the template fork the server or wake up. Raises the errors of `StartMode.launch`."""
         from coldstart.launch import server_process, template_pool
 
         found = self._templates(start)
@@ -177,7 +177,7 @@ def _list_templates(start: ServerStart) -> Iterator[RunningTemplate]:
 
 
 def _fork_thawed(start: ServerStart, thaw: Callable[[], RestoredTemplate]) -> ReadyServer:
-    """Restore a template with CRIU for this server only, and let it fork the server.
+    """Restore a template with CRIU for this server only, and have it fork the server.
 
     Raises the errors of `StartMode.launch`.
     """
@@ -196,10 +196,10 @@ def _fork_thawed(start: ServerStart, thaw: Callable[[], RestoredTemplate]) -> Re
 
 
 class ParkedMode(TemplateMode):
-    """Start from an engine whose GPU state the driver has moved to host memory."""
+    """Starts a server from an engine whose GPU state the driver has moved to host memory."""
 
     def find_limit(self, start: ServerStart | None = None) -> Reason | None:
-        """Return why the mode is unavailable; a driver that is too old is one reason."""
+        """Return why the mode is unavailable, for example because the driver is too old, or None if it is available."""
         if not runtime.targets_cpu():
             from coldstart.system.devices import nvml, parking
 
@@ -209,10 +209,10 @@ class ParkedMode(TemplateMode):
 
 
 class SnapshotMode(StartMode):
-    """Start from a process image of a bundle's engine: on CPU a CRIU image with the weights, on a GPU a `vllm snapshot`."""
+    """Starts a server from a process image of a bundle's engine: a CRIU image on the CPU, a `vllm snapshot` on a GPU."""
 
     def find_limit(self, start: ServerStart | None = None) -> Reason | None:
-        """Return why the mode is unavailable; on a GPU, a machine without support for `vllm snapshot` is one reason."""
+        """Return why the mode is unavailable, such as a machine that cannot run `vllm snapshot`, or None if it is available."""
         if not runtime.targets_cpu():
             from coldstart.vllm import gpu_starts
 
@@ -221,7 +221,7 @@ class SnapshotMode(StartMode):
         return super().find_limit(start)
 
     def find_missing(self, start: ServerStart) -> Reason | None:
-        """Return a reason if the bundle has no snapshot."""
+        """Return a reason if the bundle has no snapshot, or None if it has one."""
         if not runtime.targets_cpu():
             from coldstart.launch import vllm_snapshot
 
@@ -239,7 +239,7 @@ class SnapshotMode(StartMode):
         return Reason("the bundle has no snapshot", lookup.format_materialize("--snapshot"))
 
     def launch(self, start: ServerStart) -> ReadyServer:
-        """Start the server: on CPU from a restored template, on a GPU with `vllm snapshot`."""
+        """Start the server from a restored template on the CPU, or with `vllm snapshot` on a GPU."""
         from coldstart.launch import process_snapshot, vllm_snapshot
 
         if not runtime.targets_cpu():
@@ -253,10 +253,10 @@ class SnapshotMode(StartMode):
 
 
 class RuntimeSnapshotMode(StartMode):
-    """Start from a process image that contains the imported runtime but no model."""
+    """Starts a server from a process image that contains the imported runtime but no model."""
 
     def find_missing(self, start: ServerStart) -> Reason | None:
-        """Return a reason if there is no process image."""
+        """Return a reason if there is no process image, or None if there is one."""
         from coldstart.launch import process_snapshot
 
         try:
@@ -266,7 +266,7 @@ class RuntimeSnapshotMode(StartMode):
         return None if exists else Reason("no runtime snapshot exists on this machine", _FREEZE)
 
     def launch(self, start: ServerStart) -> ReadyServer:
-        """Let the restored runtime template fork the server."""
+        """Have the restored runtime template fork the server."""
         from coldstart.launch import process_snapshot
 
         def thaw() -> RestoredTemplate:
@@ -337,9 +337,9 @@ def list_repeatable_names() -> tuple[str, ...]:
 
 
 def list_attempts(name: str) -> list[StartMode]:
-    """Return the modes to try for `--mode NAME`, in order; the last is always `fresh`.
+    """Return the modes to try for `--mode NAME`, in order. The last one is always `fresh`.
 
-    Raises KeyError for an unknown name.
+    Raises KeyError if the name is unknown.
     """
     if name == AUTO:
         return [mode for mode in LADDER if runtime.targets_cpu() or not mode.is_untested_on_gpu]
@@ -348,7 +348,7 @@ def list_attempts(name: str) -> list[StartMode]:
 
 
 def list_permitted(results: Sequence[Probe]) -> dict[str, bool]:
-    """Return by mode name whether a machine with these probe results can start servers in the mode."""
+    """Return, by mode name, whether a machine with these probe results can start servers in that mode."""
     from coldstart.system import probes
 
     good = {probe.name for probe in results if probe.status == "ok"}
@@ -357,12 +357,12 @@ def list_permitted(results: Sequence[Probe]) -> dict[str, bool]:
 
 
 def list_reasons() -> dict[str, Reason]:
-    """Return by mode name why the installed vLLM does not support the mode; supported modes are omitted."""
+    """Return, by mode name, why the installed vLLM does not support the mode. Supported modes are omitted."""
     return {mode.name: why for mode in LADDER if (why := mode.find_limit()) is not None}
 
 
 def find_criu_limit(mode: StartMode) -> Reason | None:
-    """Return why CRIU, if the mode needs it, cannot run on this machine, with the hint of `coldstart doctor`."""
+    """Return why CRIU cannot run on this machine if the mode needs it, with the hint of `coldstart doctor`, or None."""
     from coldstart.system import probes
 
     if (

@@ -1,7 +1,7 @@
-"""Request to start a server, and its launch plan. This module does not start processes; `ladder` does.
+"""Request to start a server, and its launch plan. This module does not start processes, which `ladder` does.
 
-Compatibility is decided from the bundle's manifest before torch or vLLM is imported. Each section that the plan does not
-use has a Fallback with the reason.
+Compatibility is decided from the bundle's manifest, before torch or vLLM is imported. For each section that the plan does not
+use, a Fallback gives the reason.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from coldstart.system import runtime, start_progress
 if TYPE_CHECKING:
     from coldstart.artifacts.bundle import TrustCheck
 
-# Flags that only the command `vllm serve` implements. coldstart's servers accept them without effect.
+# Flags that only the command `vllm serve` implements. coldstart's servers accept them, but they have no effect.
 _ONE = "coldstart serves the API with one process"
 _HTTP = "coldstart serves the API over HTTP only"
 _SUPERVISOR = (
@@ -52,10 +52,10 @@ class ServeRequest:
     - `listen`: vLLM's host and port arguments.
     - `mode`: name of a start mode, or "auto".
     - `without_bundle`: start stock vLLM if no bundle is found.
-    - `ready_timeout`: seconds within which the server must be ready; None means no limit.
-    - `trust`: decides which bundles may provide code. With `require_signature`, an untrusted bundle is rejected completely;
-      otherwise only the bundle's code is ignored.
-    - `weights_from`: source of the weights, None for the model's own directory. `weights_pace` limits the rate.
+    - `ready_timeout`: seconds within which the server must be ready. None means no limit.
+    - `trust`: decides which bundles may provide code. With `require_signature`, an untrusted bundle is rejected altogether;
+      otherwise only its code is ignored.
+    - `weights_from`: source of the weights, or None for the model's own directory. `weights_pace` limits the fetch rate.
     - `defer_capture`: capture most CUDA graphs after the server is ready.
     - `templates`: directory of additional templates.
     - `observe`: called with the PID of each server process that is created.
@@ -80,7 +80,7 @@ class ServeRequest:
 
 @dataclass(frozen=True)
 class ServerStart:
-    """Start in progress: request, launch plan, and start time in seconds on CLOCK_MONOTONIC."""
+    """A start in progress: its request, its launch plan, and the time at which it began, in seconds on CLOCK_MONOTONIC."""
 
     request: ServeRequest
     plan: LaunchPlan
@@ -88,11 +88,11 @@ class ServerStart:
 
 
 def plan(request: ServeRequest) -> LaunchPlan:
-    """Return the launch plan of a request. Its scheduler settings must have been checked.
+    """Build the launch plan of a request, whose scheduler settings must have been checked.
 
     Raises:
-        NoBundleError: No bundle was found and the request needs one.
-        CommandFailedError: The bundle has no required signature or no weights plan.
+        NoBundleError: No bundle was found, and the request needs one.
+        CommandFailedError: The bundle has no weights plan, or lacks a required signature.
         UsageError: The weight files of the model cannot be loaded.
     """
     lookup = request.lookup
@@ -121,7 +121,7 @@ def _defer_capture(plan: LaunchPlan) -> LaunchPlan:
 
 
 def list_ineffective_flags(given: Arguments) -> list[Fallback]:
-    """Return a fallback for each flag in `given` that has no effect in coldstart's servers."""
+    """Return a fallback for each flag in `given` that has no effect on coldstart's servers."""
     return [
         Fallback("server", f"--{name.replace('_', '-')} has no effect: {reason}")
         for name, reason in INEFFECTIVE_FLAGS.items()

@@ -1,9 +1,9 @@
 """Prepare the fastest start mode that this machine supports for a launch plan, by starting a template.
 
-If a mode cannot be prepared, the reason is returned and the next slower mode is tried. Only errors that would fail every
-start with these arguments are raised.
+If a mode cannot be prepared, the reason is returned and the next slower mode is tried. An error is raised only if it would
+make every start with these arguments fail.
 
-All stores of a user share templates. A template started by `up` is owned by its store, which stops it. A template that the
+All stores of a user share templates. A template that `up` started is owned by its store, which stops it. A template that the
 user started has no owner.
 """
 
@@ -31,7 +31,7 @@ TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class Preparation:
-    """Prepared template, or None, and why each faster mode could not be prepared.
+    """The prepared template or None, and why each faster mode could not be prepared.
 
     `is_new` is False if the template was already running.
     """
@@ -42,16 +42,17 @@ class Preparation:
 
     @property
     def mode(self) -> str | None:
-        """Name of the prepared start mode."""
+        """Name of the prepared start mode, or None if no template was prepared."""
         return None if self.template is None else find_mode(self.template.level).name
 
 
 def prepare_fastest(
     lookup: Lookup, plan: LaunchPlan, phase: Phase, timeout_s: float | None = None
 ) -> Preparation:
-    """Prepare the fastest mode for the plan; each step runs inside `phase` and takes at most `timeout_s` seconds.
+    """Prepare the fastest start mode that works for `plan`. The failures of faster modes are returned in `failures`.
 
-    Raises CommandFailedError if no start of this plan can succeed, for example because of invalid arguments.
+    Each step runs inside `phase` and takes at most `timeout_s` seconds. Raises CommandFailedError if no start of this plan
+    can succeed, for example because of invalid arguments.
     """
     failures: list[Fallback] = []
     for level in (ENGINE, RUNTIME):
@@ -68,7 +69,7 @@ def prepare_fastest(
 
 
 def _explain(error: ColdstartError) -> str:
-    """Return the error as one line: the error in the template's log if it was found, else the message."""
+    """Return the error as one line: the error in the template's log if one was found, otherwise the message."""
     if isinstance(error, template_pool.TemplateExitedError) and error.cause:
         return f"the template exited before it was ready: {error.cause}"
     return error.message.replace("\n", " ")
@@ -97,7 +98,7 @@ def _prepare_template(
 
 
 def _find_usable(level: str, lookup: Lookup, plan: LaunchPlan) -> RunningTemplate | None:
-    """Return a running template that fits the plan; stop a template that no longer fits.
+    """Return a running template that fits the plan, or None. A template that no longer fits is stopped.
 
     Raises CommandFailedError if a template of a different model has the same key.
     """
@@ -116,7 +117,7 @@ def _find_usable(level: str, lookup: Lookup, plan: LaunchPlan) -> RunningTemplat
 
 
 def find_mode(level: str) -> TemplateMode:
-    """Return the start mode that uses templates of `level`. Raises UsageError for an unknown level."""
+    """Return the start mode that uses templates of `level`. Raises UsageError if the level is unknown."""
     for mode in LADDER:
         if isinstance(mode, TemplateMode) and level in mode.levels:
             return mode
@@ -135,7 +136,7 @@ def start_template(
 
     Raises:
         UsageError: This machine or plan does not support the template, or one is already running.
-        CommandFailedError: The template exits, or is not ready in `timeout` seconds.
+        CommandFailedError: The template exits, or is not ready within `timeout` seconds.
     """
     if why := find_mode(level).find_limit():
         raise UsageError(f"cannot start a template of level {level}: {why.reason}", hint=why.hint)

@@ -1,6 +1,6 @@
 """Build a launch plan from a bundle without importing torch or vLLM.
 
-Each unusable section becomes an entry in `fallbacks`, and vLLM does that work itself. A section never prevents a start.
+Each unusable section becomes an entry in `fallbacks`, and vLLM does that work itself. No section ever prevents a start.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from coldstart.system.proc.processes import read_available_memory
 from coldstart.system.trust.unpacked import unpack_section
 
 KV_FLAG = "kv_cache_memory_bytes"
-# vLLM's own variable for the CPU engine's KV cache size. If the user sets it, the bundle's size is not used.
+# vLLM's own variable for the KV cache size of a CPU engine. If the user sets it, the bundle's size is not used.
 KV_VARIABLE = environment.VLLM_CPU_KVCACHE_SPACE
 # Bytes of memory that must remain free for the process in addition to the KV cache.
 HEADROOM = 1 << 30
@@ -40,7 +40,7 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.json")
 
 
 def build_inductor_env(compile_dir: Path) -> dict[str, str]:
-    """Return the Inductor environment variables that must be equal when kernels are built and when they are loaded.
+    """Return the Inductor environment variables that must be the same when kernels are built and when they are loaded.
 
     They set the vector ISA, which Inductor would otherwise detect with a compiler, and disable precompiled headers, whose
     path would become part of each kernel's cache key.
@@ -53,12 +53,12 @@ def build_inductor_env(compile_dir: Path) -> dict[str, str]:
 
 
 def build_base_env(caches: Path) -> dict[str, str]:
-    """Return the environment variables that place vLLM's caches in the directory `caches`, and disable usage statistics."""
+    """Return the variables that place vLLM's caches in the directory `caches` and disable usage statistics."""
     return {"VLLM_CACHE_ROOT": str(caches), "VLLM_NO_USAGE_STATS": "1"}
 
 
 def plan_without_bundle(lookup: Lookup, weights: fetch.Weights, reason: str) -> LaunchPlan:
-    """Return the plan of a start without a bundle; `reason` explains why there is none."""
+    """Build the plan of a start without a bundle. `reason` explains why there is none."""
     return LaunchPlan(
         weights.arguments,
         key=lookup.key.digest,
@@ -70,7 +70,7 @@ def plan_without_bundle(lookup: Lookup, weights: fetch.Weights, reason: str) -> 
 
 
 def drop_restored_state(plan: LaunchPlan) -> LaunchPlan:
-    """Return `plan` without the bundle's code and restored state. Its arguments and vLLM's own caches remain."""
+    """Return `plan` without the bundle's code and restored state. Its arguments and vLLM's own caches are kept."""
     restored = {*build_inductor_env(Path()), *caches.VARIABLES}
     env = {name: value for name, value in plan.env.items() if name not in restored}
     task = replace(plan.engine, restore=None, compiled=None)
@@ -101,7 +101,7 @@ class _Preparation:
         return dict(document)
 
     def unpack_compiled(self) -> Path | None:
-        """Unpack the `compile` section, which all starts share; return its directory, or None after recording a fallback."""
+        """Unpack the `compile` section, which all starts share. Return its directory, or None after recording a fallback."""
         if not self.bundle.has_section("compile") and (
             why := inspection.list_missing_sections(self.bundle).get("compile")
         ):
@@ -110,7 +110,7 @@ class _Preparation:
         return self.unpack_code("compile")
 
     def unpack_code(self, section: str) -> Path | None:
-        """Unpack a section that contains code; return its directory, or None after recording a fallback."""
+        """Unpack a section that contains code. Return its directory, or None after recording a fallback."""
         refused: list[str] = []
         try:
             return unpack_section(self.bundle, section, self.root, self.trust, refused)
@@ -124,7 +124,7 @@ class _Preparation:
         return None
 
     def create_compiler_caches(self, section: Path) -> None:
-        """Copy the unpacked `compile` section to a writable directory for a GPU engine's compilers."""
+        """Copy the unpacked `compile` section to a writable directory for the compilers of a GPU engine."""
         root = paths.compiled_dir()
         laid = root / section.name
         if not is_dry_run() and (fault := ownership.ensure_private_directory(root)) is not None:
@@ -140,7 +140,7 @@ class _Preparation:
         self.task = replace(self.task, compiled=laid / caches.AOT)
 
     def choose_kv_args(self, given: Arguments) -> list[str]:
-        """Return the bundle's KV cache size as a vLLM argument, unless the user set one or free memory is too small."""
+        """Return the bundle's KV cache size as a vLLM argument, unless the user set a size or too little memory is free."""
         if given.gives(KV_FLAG) or KV_VARIABLE in os.environ:
             return []
         sizing = self.read_section("kv")
@@ -162,7 +162,7 @@ class _Preparation:
         return ["--kv-cache-memory-bytes", str(wanted)]
 
     def pass_kv_plans(self, data: object) -> None:
-        """Pass the KV cache size of each GPU to its worker, which checks the free memory again."""
+        """Pass each GPU's KV cache size to its worker, which checks the free memory again."""
         from coldstart.system.devices import nvml
         from coldstart.vllm.graphs import kv_plan
 
@@ -176,12 +176,15 @@ class _Preparation:
         self.task = replace(self.task, kv_plan=msgspec.to_builtins(plans))
 
     def unpack_graphs(self) -> None:
-        """Unpack the `graphs` section if there is one; it counts as code because it contains kernels."""
+        """Unpack the `graphs` section if there is one. It counts as code, because it contains kernels."""
         if self.bundle.has_section("graphs") and (place := self.unpack_code("graphs")) is not None:
             self.task = replace(self.task, restore=place)
 
     def write_modelinfo(self, env: Mapping[str, str]) -> dict[str, Any]:
-        """Write the section's model class descriptions to vLLM's cache, so that vLLM starts no process to inspect the class."""
+        """Write the model class descriptions to vLLM's cache, so that vLLM starts no process to inspect the class.
+
+        Return the section.
+        """
         info = self.read_section("modelinfo")
         if info and not self.trust(self.bundle).ok:
             # vLLM would use the files in every later start, even after the bundle is removed.
@@ -193,7 +196,7 @@ class _Preparation:
 
 
 def write_modelinfos(info: Mapping[str, Any], cache_root: Path) -> None:
-    """Write the `modelinfo` section into vLLM's cache below `cache_root`. Raises OSError."""
+    """Write the `modelinfo` section to vLLM's cache under `cache_root`. Raises OSError if a file cannot be written."""
     for name, content in _select_texts(info.get("vllm_modelinfos")).items():
         target = cache_root / "modelinfos" / name
         if not target.exists():
@@ -209,7 +212,7 @@ def plan_with_bundle(
     trust: TrustCheck,
     root: Path | None = None,
 ) -> LaunchPlan:
-    """Return the plan for a start from `bundle`. Code is unpacked below `root` (default: the cache root).
+    """Build the plan of a start from `bundle`. Code is unpacked under `root`, which is the cache root by default.
 
     Raises:
         OSError: The root cannot be written.

@@ -1,7 +1,7 @@
 """Process snapshots: CRIU dumps a template process (freeze) and restores it (thaw).
 
 The frozen process is a template with a built engine, or with only the imported runtime. An image of the runtime contains
-no user's model and starts every model. A template has no port, event loop or client, so one snapshot starts any number of
+no user's model and can start every model. A template has no port, event loop or client, so one snapshot starts any number of
 servers at any address, each in its own namespaces.
 
 The image refers to files by path. The compiled kernels that it maps are therefore unpacked to one directory per user,
@@ -49,10 +49,10 @@ _THAW = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
 
 
 def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -> str | None:
-    """Start a template for `plan`, and dump it into the existing directory `out`.
+    """Start a template for `plan`, and dump it to the existing directory `out`.
 
     Returns:
-        Why restored processes cannot share the image's memory; None if they can.
+        Why restored processes cannot share the image's memory, or None if they can.
 
     Raises:
         CommandFailedError: CRIU is unavailable, or the template or the dump failed.
@@ -103,7 +103,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _clear(meeting: Path) -> None:
-    """Remove the files of the frozen template from its socket directory; a restored template does not need them."""
+    """Remove the frozen template's files from its socket directory. A restored template does not need them."""
     for left in meeting.iterdir():
         if left.is_dir():
             shutil.rmtree(left, ignore_errors=True)
@@ -112,7 +112,7 @@ def _clear(meeting: Path) -> None:
 
 
 class RestoredTemplate:
-    """Restored template: its directory, and the process that holds its namespaces."""
+    """A restored template: its directory, and the process that holds its namespaces."""
 
     def __init__(self, directory: Path, process: subprocess.Popen[bytes], remove: Callable[[], None]) -> None:
         self.directory, self.process, self.pid, self._remove = directory, process, process.pid, remove
@@ -166,10 +166,10 @@ def thaw(bundle: Bundle, plan: LaunchPlan, cache: Cache, trust: TrustCheck) -> R
 
 
 def _meeting(images: Path) -> Path:
-    """Return the socket directory of the frozen template, which also contains its kernels.
+    """Return the socket directory of the frozen template, which is next to its unpacked kernels.
 
     Raises:
-        LaunchRefusedError: The path is unknown, or is not a private directory on this machine.
+        LaunchRefusedError: The path is unknown, or is not in a private directory on this machine.
     """
     try:
         meeting = Path(canonical.read_json(images / ABOUT)["meeting"])
@@ -181,7 +181,7 @@ def _meeting(images: Path) -> Path:
 
 
 def check(images: Path, plan: LaunchPlan) -> None:
-    """Check that the files of this machine and the environment of this start match the image.
+    """Check that this machine's files and the environment of this start match the image.
 
     Raises:
         LaunchRefusedError: A file or a variable differs.
@@ -228,7 +228,7 @@ def restore_template(images: Path, plan: LaunchPlan) -> RestoredTemplate:
 
 
 def remove_dead_templates() -> None:
-    """Remove the directories of restored templates whose supervisor was killed. Raises OSError."""
+    """Remove the directories of restored templates whose supervisor was killed. Raises OSError if one cannot be removed."""
     base = paths.runtime_dir()
     scratch.remove_dead_below(base, _PREFIX)
 
@@ -265,14 +265,14 @@ def _spawn(images: Path, meeting: Path, own: Path) -> subprocess.Popen[bytes]:
 
 
 def frozen_socket_dir() -> Path:
-    """Return the socket directory of frozen templates. Each restored template has a private directory mounted over it."""
+    """Return the socket directory of frozen templates, over which each restored template mounts its own private directory."""
     directory = paths.frozen_dir() / "meeting"
     directory.mkdir(mode=0o700, exist_ok=True)
     return directory
 
 
 def find_first_error(log: Path) -> str:
-    """Return the first error in CRIU's log; later errors are consequences."""
+    """Return the first error in CRIU's log, because later errors are consequences of it."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     complaints = [line for line in lines if "Error" in line]
     return complaints[0] if complaints else "its log contains no error"
@@ -287,7 +287,7 @@ def _require_criu(level: str) -> None:
 
 
 def freeze_runtime(cache: Cache, timeout: float) -> Path:
-    """Create or replace the runtime snapshot of this interpreter; return its directory.
+    """Create or replace the runtime snapshot of this interpreter, and return its directory.
 
     Raises:
         CommandFailedError: The image cannot be created.
@@ -311,7 +311,7 @@ def freeze_runtime(cache: Cache, timeout: float) -> Path:
 
 
 def find_runtime(cache: Cache) -> Path | None:
-    """Return the directory of this interpreter's runtime snapshot; None if there is none."""
+    """Return the directory of this interpreter's runtime snapshot, or None if there is none."""
     if not cache.runtimes.is_dir():
         return None
     image = runtime_image.choose_image_directory(cache.runtimes)
@@ -319,7 +319,10 @@ def find_runtime(cache: Cache) -> Path | None:
 
 
 def thaw_runtime(image: Path, plan: LaunchPlan) -> RestoredTemplate:
-    """Restore the runtime template in `image` for the server of `plan`. Raises LaunchRefusedError, OSError."""
+    """Restore the runtime template in `image` for the server of `plan`.
+
+    Raises LaunchRefusedError if it cannot be restored, and OSError if a directory cannot be created.
+    """
     _require_usable(image)
     return restore_template(image, plan)
 

@@ -1,4 +1,4 @@
-"""Remove old bundles, and the files on this machine that were derived from removed bundles.
+"""Remove old bundles, and the files on this machine that were derived from them.
 
 Invariant: sections of bundles in the store, and files that a running process has mapped, are never removed.
 """
@@ -26,18 +26,21 @@ from coldstart.system.paths import Cache
 from coldstart.system.proc import scratch
 from coldstart.system.snapshot import runtime_image
 
-# Leftovers of a dead writer start with the digest too: .DIGEST.PID.old, .DIGEST.UUID.partial.
+# The names of files that a dead writer left contain the digest too: .DIGEST.PID.old, .DIGEST.UUID.partial.
 _NAME = re.compile(r"\.?(?P<digest>[0-9a-f]{64})(\..*)?")
 
 
 def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: bool = False) -> PruneReport:
-    """Remove bundles, the sections unpacked from them, unusable runtime snapshots, and files of killed servers.
+    """Remove bundles, the sections unpacked from them, unusable runtime snapshots, and files that killed processes left.
 
     Args:
         cache: Cache whose bundle store is pruned.
         refs: Bundles to remove. If empty, old versions of all bundles are removed.
-        keep: Number of newest versions of each key to retain.
-        dry_run: Only report what would be removed.
+        keep: Number of newest versions to keep for each key.
+        dry_run: Whether to only report what would be removed.
+
+    Returns:
+        What was removed, or would be, and how many bytes that frees.
 
     Raises:
         BundleNotFoundError: A reference matches no bundle.
@@ -71,7 +74,7 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
 
 
 def _find_unpacked(cache: Cache, remaining: Sequence[Bundle]) -> tuple[Path, ...]:
-    """Return the unpacked sections that no bundle in a store contains any more."""
+    """Return the unpacked sections that no bundle in the store contains anymore."""
     live = {blob.digest.removeprefix("sha256:") for bundle in remaining for blob in _list_layers(bundle)}
     roots = [cache.unpacked, paths.compiled_dir()]
     if (paths.state_dir() / "unpacked").is_dir():
@@ -88,7 +91,7 @@ def _list_layers(bundle: Bundle) -> tuple[Descriptor, ...]:
 
 
 def find_unreferenced(roots: Iterable[Path], live: Collection[str]) -> tuple[Path, ...]:
-    """Return the entries below `roots` whose hexadecimal digest is not in `live` and that no process has mapped."""
+    """Return the entries of `roots` whose hexadecimal digest is not in `live` and that no process has mapped."""
     dead = [path for root in roots for path, digest in _list_named_entries(root) if digest not in live]
     mapped = _list_mapped_files() if dead else set()
     return tuple(path for path in dead if not _is_mapped(path, mapped))
@@ -115,7 +118,7 @@ def _is_mapped(path: Path, mapped: Collection[str]) -> bool:
 
 @contextmanager
 def _find_partial_images(root: Path) -> Iterator[list[Path]]:
-    """Yield partial images left by killed processes; hold the lock so that none is created meanwhile."""
+    """Yield the partial images that killed processes left, and hold the lock so that none is created meanwhile."""
     partial = root / runtime_image.PARTIAL
     # While an image is being created, its process has the lock.
     held = files.try_lock(root / runtime_image.LOCK) if partial.is_dir() else None

@@ -22,7 +22,7 @@ from coldstart.scheduling.classes import Classes
 from coldstart.scheduling.settings import DEADLINE, FCFS, MLFQ, SchedulerSettings
 
 DEFAULT_HOST_BYTES = 1 << 30
-# vLLM flags that a scheduler choice sets. The user can set these flags or choose a scheduler, not both.
+# vLLM flags that a scheduler choice sets. The user can set these flags or choose a scheduler, but not both.
 _OURS = ("scheduler_cls", "additional_config", "kv_transfer_config")
 _DEADLINE = ("scheduler_cls", "additional_config", "scheduling_policy")
 _COPIES_FLAG = "--kv-transfer-config"
@@ -34,7 +34,7 @@ STOCK = SchedulerSettings(FCFS)
 
 
 def check_scheduler(choice: SchedulerSettings, vllm_args: Arguments) -> None:
-    """Raise UsageError if the scheduler settings are invalid, or `vllm_args` select another scheduler."""
+    """Raise UsageError if the scheduler settings are invalid, or if `vllm_args` select another scheduler."""
     if choice == STOCK:
         return
     try:
@@ -61,7 +61,7 @@ def check_scheduler(choice: SchedulerSettings, vllm_args: Arguments) -> None:
 def apply_scheduler(
     plan: LaunchPlan, choice: SchedulerSettings, bundle: Bundle | None, *, on_cpu: bool
 ) -> LaunchPlan:
-    """Return the plan with the chosen scheduler. The choice must have passed `check_scheduler`."""
+    """Return the plan with the chosen scheduler, which must have passed `check_scheduler`."""
     if choice == STOCK:
         return plan
     from coldstart.vllm.scheduling import serve_arguments
@@ -80,7 +80,7 @@ def apply_scheduler(
 
 
 def _profile(bundle: Bundle | None) -> tuple[Mapping[str, object] | None, list[Fallback]]:
-    """Return the bundle's iteration profile, or None with a fallback if it is missing or invalid."""
+    """Return the bundle's iteration profile, or None and a fallback if it is missing or invalid."""
     from coldstart.scheduling.profile import IterationProfile, ProfileError
 
     try:
@@ -93,7 +93,7 @@ def _profile(bundle: Bundle | None) -> tuple[Mapping[str, object] | None, list[F
 
 
 def _host_bytes(bundle: Bundle | None) -> int:
-    """Return the size in bytes of the host memory for KV copies: the size of the bundle's KV cache, or else a default."""
+    """Return the bytes of host memory for KV copies: the size of the bundle's KV cache if known, otherwise a default."""
     try:
         sizing = bundle.read_json("kv") if bundle is not None and bundle.has_section("kv") else None
     except BundleError:
@@ -103,7 +103,7 @@ def _host_bytes(bundle: Bundle | None) -> int:
 
 
 def reserve_cores(ranks: int) -> dict[str, str]:
-    """Return the variable that stops vLLM from reserving one core per rank for KV transfer, which KV copies do not need."""
+    """Return the variable that keeps vLLM from reserving one core per rank for KV transfer, which KV copies do not need."""
     if any(name in os.environ for name in _CPU_CORES):
         return {}
     return {environment.VLLM_CPU_NUM_OF_RESERVED_CPU: str(ranks)}

@@ -31,7 +31,7 @@ STOP_TIMEOUT_S = 30.0
 
 @dataclass
 class UnusedModes:
-    """Start modes that were not used: `fallbacks` are modes that failed, `unavailable` are modes that were not prepared."""
+    """Start modes that were not used: those in `fallbacks` failed, and those in `unavailable` had not been prepared."""
 
     fallbacks: list[Fallback] = field(default_factory=list)
     unavailable: list[Fallback] = field(default_factory=list)
@@ -44,15 +44,15 @@ class UnusedModes:
 
 @dataclass(eq=False)
 class Server:
-    """A running vLLM server. As a context manager it stops when the block ends.
+    """A running vLLM server. As a context manager, it stops when the block ends.
 
     Attributes:
         mode: Name of the start mode that was used.
-        plan: Launch plan that it was started with.
+        plan: Launch plan with which it was started.
         running: Ready server process, with its readiness report.
         unused: Start modes that were not used.
         began: Time at which the start began, in seconds on CLOCK_MONOTONIC.
-        early_fetch: Weight fetch that may still be running; it stops with this object.
+        early_fetch: Weight fetch that may still be running. It stops when this object is deleted.
     """
 
     mode: str
@@ -71,21 +71,21 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Process id of the server."""
+        """Process ID of the server."""
         return self.running.process.pid
 
     @property
     def ready_s(self) -> float:
-        """Seconds from the launch to the server's first token."""
+        """Seconds from the launch until the server generated its first token."""
         return self.running.ready_s
 
     @property
     def fallbacks(self) -> tuple[Fallback, ...]:
-        """Start stages that ran without their optimization, with reasons."""
+        """Parts of the start that ran without their optimization, with the reasons."""
         return (*self.unused.fallbacks, *fallback.decode(self.running.report.get("fallbacks")))
 
     def document(self) -> dict[str, Any]:
-        """Build the ready file: address, start mode, PID, start time in seconds, and used optimizations."""
+        """Build the ready file: the address, start mode, PID, start time in seconds, and optimizations that were used."""
         report = self.running.report
         return {
             "url": self.url,
@@ -113,17 +113,17 @@ class Server:
         self.stop()
 
     def is_running(self) -> bool:
-        """Return whether the server process has not ended."""
+        """Return whether the server process is still running."""
         return not self._has_ended(0.0)
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Wait until the server ends.
+        """Wait until the server exits.
 
         Args:
-            timeout_s: Maximum time to wait, in seconds; None means no limit.
+            timeout_s: Maximum time to wait in seconds. None means no limit.
 
         Returns:
-            The exit code of the server, 128 + n after signal n.
+            The exit code of the server, which is 128 + n after signal n.
 
         Raises:
             TimeoutError: The server is still running after `timeout_s` seconds.
@@ -136,10 +136,10 @@ class Server:
             return self._code
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """Send SIGTERM to the server, then SIGKILL if it is still running after `timeout_s` seconds. Later calls do nothing.
+        """Send SIGTERM to the server, and SIGKILL if it is still running after `timeout_s` seconds.
 
         Returns:
-            The exit code of the server, 128 + n after signal n.
+            The exit code of the server, which is 128 + n after signal n. Later calls only return this code.
         """
         with self._ending:
             if self._code is None:
@@ -162,7 +162,7 @@ def stop_on_error(process: ServerProcess) -> Iterator[None]:
 
 
 def end(process: ServerProcess, patience_s: float | None = None) -> int:
-    """Send SIGTERM to the server, then SIGKILL after `patience_s` seconds (None: never); return its exit code."""
+    """Send SIGTERM to the server, and SIGKILL after `patience_s` seconds (never if None). Return its exit code."""
     if not has_ended(process, 0.0):
         process.signal(signal.SIGTERM)
         if not has_ended(process, patience_s):
@@ -171,9 +171,9 @@ def end(process: ServerProcess, patience_s: float | None = None) -> int:
 
 
 def supervise(process: ServerProcess) -> int:
-    """Wait until the server exits, forward SIGINT and SIGTERM to it, and return the exit code for this process.
+    """Wait until the server exits, forwarding SIGINT and SIGTERM to it. Return the exit code for this process.
 
-    The code is 130 after SIGINT and 143 after SIGTERM. It is 1 if the server exits by itself, with any code.
+    The code is 130 after SIGINT and 143 after SIGTERM. It is 1 if the server exits by itself, whatever its own code.
     """
     caught: list[int] = []
 
@@ -191,7 +191,7 @@ def supervise(process: ServerProcess) -> int:
 
 
 def has_ended(process: ServerProcess, timeout_s: float | None) -> bool:
-    """Return whether the server exits within `timeout_s` seconds (None: no limit)."""
+    """Return whether the server exits within `timeout_s` seconds. None means no limit."""
     return bool(select.select([process.fileno()], [], [], timeout_s)[0])
 
 

@@ -1,8 +1,7 @@
 """Start one server process in any start mode, and wait until it is ready.
 
-Each start mode returns a ReadyServer, which listens and has generated one token. The server reports readiness as a line
-on a pipe, so that waiting needs neither sleeps nor polling. The server exits when its supervising process or connection
-ends.
+Each start mode returns a ReadyServer, which is listening and has generated one token. The server reports readiness as a line
+on a pipe, so waiting needs neither sleeps nor polling. The server exits when its supervising process or connection ends.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ from coldstart.system.proc import exits, processes
 from coldstart.system.proc.lifeline import SUPERVISOR_ENV
 from coldstart.vllm.engine.rejection import StartFailure
 
-# Time in seconds within which a template must respond; forking a large engine takes less than one second.
+# Seconds within which a template must respond. Forking a large engine takes less than one second.
 TEMPLATE_RESPONSE_S = 10.0
-# Maximum delay in seconds until a wait for readiness handles a signal.
+# Maximum delay in seconds before a signal is handled while waiting for readiness.
 SIGNAL_CHECK_S = 0.5
 
 
 class ServerProcess(Protocol):
-    """Server process: a child of this process, or a process that a template forked."""
+    """A server process, which is a child of this process or was forked by a template."""
 
     pid: int
 
     def wait(self) -> int:
-        """Block until the process has exited, and return the exit code (128 + n after signal n)."""
+        """Wait until the process has exited, and return its exit code (128 + n after signal n)."""
 
     def signal(self, number: int) -> None:
         """Send SIGTERM, SIGINT or SIGKILL to the process."""
@@ -50,7 +49,7 @@ class ServerProcess(Protocol):
 
 
 class ServerExitedError(CommandFailedError):
-    """The server exited before it was ready; `code` is its exit code (128 + n after signal n)."""
+    """The server exited before it was ready. `code` is its exit code (128 + n after signal n)."""
 
     code: int | None = None
 
@@ -61,9 +60,9 @@ class TemplateHungError(peers.PeerError):
 
 @dataclass
 class ReadyServer:
-    """Server process that is ready.
+    """A server process that is ready. `ready_s` is its start time in seconds.
 
-    `report` contains fast_path, fallbacks, tokens and canary; `ready_s` is the start time in seconds.
+    `report` contains fast_path, fallbacks, tokens and canary.
     """
 
     process: ServerProcess
@@ -72,7 +71,7 @@ class ReadyServer:
 
 
 class NamespaceHolder(Protocol):
-    """Process that holds the namespaces of a restored template."""
+    """The process that holds the namespaces of a restored template."""
 
     pid: int
 
@@ -81,7 +80,7 @@ class NamespaceHolder(Protocol):
 
 
 class ChildServer:
-    """Server process that is a child of this process."""
+    """A server process that is a child of this process."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process, self.pid = process, process.pid
@@ -92,7 +91,7 @@ class ChildServer:
         return self._pidfd
 
     def wait(self) -> int:
-        """Wait for the exit, and kill the rest of the session (worker processes of vLLM's executors); return the exit code."""
+        """Wait for the exit, then kill the rest of the session (vLLM's worker processes). Return the exit code."""
         if self.process.returncode is None:
             select.select([self._pidfd], [], [])
             with suppress(ProcessLookupError):
@@ -105,7 +104,7 @@ class ChildServer:
 
 
 class ForkedServer:
-    """Server process that a template forked. It exits when the connection to the template closes."""
+    """A server process that a template forked. It exits when the connection to the template closes."""
 
     def __init__(self, connection: json_lines.Channel, holder: NamespaceHolder | None) -> None:
         self.connection, self.holder = connection, holder
@@ -128,7 +127,7 @@ class ForkedServer:
         return self.connection.fileno()
 
     def wait(self) -> int:
-        """Wait for the exit and return the exit code; return 1 if the template disconnected without reporting it."""
+        """Wait for the exit and return the exit code, or 1 if the template disconnected without reporting one."""
         if self._code is None:
             self._code = next((_exit_code(int(m["exit"])) for m in self._replies if "exit" in m), 1)
             if self.holder is not None:
@@ -136,7 +135,7 @@ class ForkedServer:
         return self._code
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process; do nothing if the template has disconnected."""
+        """Send a signal to the process. Do nothing if the template has disconnected."""
         with suppress(OSError):
             self.connection.send({"signal": int(number)})
 
@@ -157,19 +156,19 @@ def spawn(
 ) -> tuple[subprocess.Popen[bytes], int]:
     """Start a module of `coldstart.vllm.engine` in its own session, with a pipe on which it reports readiness.
 
-    Because of its own session, the process receives Ctrl-C only from this process, and only once.
+    Because it has its own session, the process receives Ctrl-C only from this process, and only once.
 
     Args:
         module: Name of the module.
         plan: Launch plan. It is passed in an unnamed file, which does not outlive the two processes.
-        list_arguments: Function that returns the module's arguments for the descriptors of the plan file and the pipe.
+        list_arguments: Function that returns the module's arguments, given the descriptors of the plan file and the pipe.
         output: Destination of the process's output.
         env: Environment of the process.
         variable: Environment variable that also receives the descriptor of the pipe.
-        options: Additional arguments of subprocess.Popen.
+        options: Additional arguments for subprocess.Popen.
 
     Returns:
-        The process, and the descriptor of the reading end of the pipe.
+        The process, and the descriptor of the read end of the pipe.
     """
     reader, writer = os.pipe()
     with tempfile.TemporaryFile("w") as file:
@@ -195,7 +194,7 @@ def spawn(
 
 
 def start_fresh(plan: LaunchPlan, output: IO[bytes] | None = None) -> tuple[ServerProcess, int]:
-    """Start a server in a new process. Its log goes to `output` (default: standard error of this process).
+    """Start a server in a new process. Its log goes to `output`, or to this process's standard error by default.
 
     Returns:
         The process, and the descriptor on which the server reports readiness.
@@ -219,12 +218,12 @@ def fork_server(
     *,
     check: Callable[[], None] = lambda: None,
 ) -> tuple[ServerProcess, int]:
-    """Request a server process from a template, which forks it.
+    """Have a template fork a server process.
 
     Args:
         plan: Launch plan of the server.
         socket_path: Socket of the template.
-        holder: Process that holds the namespaces of a restored template; it ends with the server.
+        holder: Process that holds the namespaces of a restored template. It ends with the server.
         check: Called while the template forks. The server starts only after `check` returns, and never if it raises.
 
     Returns:
@@ -243,7 +242,7 @@ def fork_server(
         "env": dict(os.environ),
         "now": timeline.now(),
     }
-    # Arguments and variables can contain secrets. Only the server reads this memory file, the template does not.
+    # Arguments and variables can contain secrets. Only the server reads this memory file; the template does not.
     private = json_lines.create_sealed_memfd(json.dumps(request).encode())
     try:
         connection.send({}, (private, 0, 2, 2, writer, leave))
@@ -312,7 +311,7 @@ def await_readiness(
 
 
 def await_exit(process: subprocess.Popen[bytes], pipe: int, on_progress: start_progress.Report) -> int:
-    """Wait for `process` to exit, forward the progress reports that it writes to `pipe`, and return its exit code."""
+    """Wait until `process` exits, forwarding the progress reports that it writes to `pipe`. Return its exit code."""
     lines, ended = start_progress.LineReader(pipe), os.pidfd_open(process.pid)
     watched = [pipe, ended]
     try:
@@ -328,7 +327,7 @@ def await_exit(process: subprocess.Popen[bytes], pipe: int, on_progress: start_p
 
 
 def _explain_exit(code: int, cause: StartFailure | None) -> ServerExitedError:
-    """Return the error for a server that exited before it was ready; `cause` is the error that it reported, if any."""
+    """Build the error for a server that exited before it was ready. `cause` is the error that it reported, if any."""
     from coldstart.system import probes  # a successful start does not need its imports
 
     if cause is not None and cause.is_final:

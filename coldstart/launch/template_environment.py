@@ -39,8 +39,8 @@ _NAMES_TEXT = """
     _SPLITTER_MERGE_OVERLAPPING_FUSIONS CI LOGLEVEL LOG_LEVEL S3_ENDPOINT_URL AWS_ENDPOINT_URL
 """
 _NAMES = frozenset(_NAMES_TEXT.split())
-# Variables of these families that do not affect what a template builds: paths of files, logs and counters, addresses (a
-# template has one rank and no connection), and variables that the server reads again after the fork (vllm/engine/renewal.py).
+# Variables of these families that do not affect what a template builds: file paths, logs and counters, addresses (a template
+# has one rank and no connection), and variables that the server reads again after the fork (vllm/engine/renewal.py).
 _IRRELEVANT = re.compile(
     r"VLLM_CACHE_ROOT|TORCHINDUCTOR_CACHE_DIR|TRITON_CACHE_DIR|FLASHINFER_WORKSPACE_BASE|DG_JIT_CACHE_DIR"
     r"|VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR|VLLM_RPC_BASE_PATH"
@@ -67,7 +67,7 @@ def is_relevant(name: str) -> bool:
 
 
 def is_irrelevant(name: str) -> bool:
-    """Return whether this variable cannot affect what a template builds, although it belongs to a listed family."""
+    """Return whether this variable cannot affect what a template builds, even if it belongs to a listed family."""
     return _IRRELEVANT.fullmatch(name) is not None
 
 
@@ -76,12 +76,12 @@ def _is_of_family(name: str) -> bool:
 
 
 def select_allowed(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of `environment` that a template or snapshot may receive."""
+    """Return the variables in `environment` that a template or snapshot may receive."""
     return secrets.select_harmless(environment, filter(_may_pass, environment))
 
 
 def build_environment(environment: Mapping[str, str], plan: LaunchPlan) -> dict[str, str]:
-    """Return the complete environment of a template that is started in `environment` for `plan`."""
+    """Return the complete environment of a template that is started for `plan` in `environment`."""
     return select_allowed(environment) | redact_plan(plan).env
 
 
@@ -99,7 +99,7 @@ def _may_pass(name: str) -> bool:
 
 
 def select_relevant(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that must be equal in a template and a start from it."""
+    """Return the variables that must be equal in a template and in a start from it."""
     return {
         name: value
         for name, value in sorted(environment.items())
@@ -108,7 +108,7 @@ def select_relevant(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def find_difference(recorded: Mapping[str, str], wanted: Mapping[str, str], what: str) -> str | None:
-    """Return why `what`, built with the variables `recorded`, does not fit the environment `wanted`; None if it fits."""
+    """Return why `what`, built with the variables `recorded`, does not fit the environment `wanted`, or None if it fits."""
     start = select_relevant(wanted)
     for name in sorted({*recorded, *start}):
         if recorded.get(name) != start.get(name):

@@ -30,14 +30,14 @@ from coldstart.system.proc import exits, processes
 from coldstart.system.proc.lifeline import SUPERVISOR_ENV
 from coldstart.vllm.engine import rejection
 
-# Time in seconds after which a template that ignores SIGTERM is killed.
+# Seconds after which a template that ignores SIGTERM is killed.
 _PATIENCE_S = 10.0
 
 
 class TemplateExitedError(CommandFailedError):
-    """The template exited before it was ready, with exit code `code` (128 + n after signal n).
+    """The template exited before it was ready. `cause` is the error in its log, if one was found.
 
-    `cause` is the error in its log.
+    `code` is its exit code (128 + n after signal n).
     """
 
     code: int | None = None
@@ -46,11 +46,11 @@ class TemplateExitedError(CommandFailedError):
 
 @dataclass(frozen=True)
 class RunningTemplate:
-    """Template process with its directory. `pid` is None if the process has exited.
+    """A template process and its directory. `pid` is None if the process has exited.
 
-    `servers` are the PIDs of the processes it has forked; for an awake engine, its own PID. `python` is its interpreter,
-    whose vLLM all forked servers run. `birth` distinguishes the process from a later process with the same PID. `owner`
-    contains the store ID and the model names if `coldstart up` started the template, and is empty otherwise.
+    `servers` are the PIDs of the processes that it has forked, or its own PID if it is an awake engine. `python` is its
+    interpreter, whose vLLM all forked servers run. `birth` distinguishes the process from a later one with the same PID. If
+    `coldstart up` started the template, `owner` contains the store ID and the model names. Otherwise it is empty.
     """
 
     level: str
@@ -71,7 +71,7 @@ class RunningTemplate:
 
     @property
     def ready(self) -> bool:
-        """Return whether the template listens."""
+        """Return whether the template is running and listening."""
         return self.pid is not None and self.socket.exists()
 
 
@@ -86,7 +86,7 @@ def find_ready(level: str, key: str, root: Path | None = None) -> RunningTemplat
 
 
 def list_templates(root: Path | None = None) -> Iterator[RunningTemplate]:
-    """Yield the templates below `root` (default: all templates of this user), including those whose process has exited."""
+    """Yield the templates under `root` (by default, all templates of this user), including those that have exited."""
     for directory in sorted(_root(root).iterdir()):
         try:
             about = canonical.read_json(directory / "about.json")
@@ -99,7 +99,7 @@ def list_templates(root: Path | None = None) -> Iterator[RunningTemplate]:
 
 
 def find_incompatibility(template: RunningTemplate, plan: LaunchPlan) -> str | None:
-    """Return why this template cannot fork a server for `plan`; None if it can.
+    """Return why this template cannot fork a server for `plan`, or None if it can.
 
     The installed files and the relevant environment variables must be the same as when the template was started.
     """
@@ -117,7 +117,7 @@ def start(
     root: Path | None = None,
     owner: Sequence[str] = (),
 ) -> RunningTemplate:
-    """Start a template and wait until it listens. A concurrent start of the same template is waited for first.
+    """Start a template and wait until it listens. If the same template is already being started, wait for that start first.
 
     Raises:
         UsageError: A template of this level and key is already running.
@@ -147,10 +147,7 @@ def start(
 def _describe(
     process: subprocess.Popen[bytes], started: RunningTemplate, plan: LaunchPlan
 ) -> RunningTemplate:
-    """Write the files by which `list_templates` finds the template, and return its description.
-
-    Kill the template on an error.
-    """
+    """Write the files by which `list_templates` finds the template. Return its description, or kill it if an error occurs."""
     read = template_environment.select_relevant(template_environment.build_environment(os.environ, plan))
     template = replace(
         started, python=sys.executable, environment=read, birth=processes.read_identity(process.pid)
@@ -182,8 +179,8 @@ def _lock(directory: Path) -> Path:
 def _choose_directory(name: str, root: Path | None) -> Path:
     """Return an unused directory for a new template.
 
-    Templates of other interpreters, and below a `root` retired templates whose servers still run, retain their
-    directories.
+    Templates of other interpreters keep their directories. Under a `root`, so do retired templates whose servers are still
+    running.
     """
     names = (name if number == 0 else f"{name}-{number}" for number in count())
     alive = [template for template in list_templates(root) if template.pid]
@@ -220,16 +217,16 @@ def spawn(
     bound: bool = False,
     alone: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """Start a template process that listens at `socket`, without secrets in its environment and arguments.
+    """Start a template process that listens on `socket`, without secrets in its environment and arguments.
 
     Args:
         level: Level of the template.
-        plan: Launch plan; its secrets are removed, because the template also serves other starts.
+        plan: Launch plan. Its secrets are removed, because the template also serves other starts.
         socket: Path of the socket to listen on.
         log: Destination of the template's output.
         timeout: Maximum time in seconds until the template is ready.
-        bound: End the template with the calling thread.
-        alone: Continue as a single-threaded child of the returned process, so that CRIU can dump it.
+        bound: Whether the template ends with the calling thread.
+        alone: Whether it continues as a single-threaded child of the returned process, so that CRIU can dump it.
 
     Raises:
         CommandFailedError: The template exits, or is not ready in time.
@@ -274,7 +271,7 @@ def _kill(process: subprocess.Popen[bytes]) -> int:
 def stop(template: RunningTemplate, *, force: bool = False) -> None:
     """Stop a template and remove its directory.
 
-    Raises CommandFailedError if its servers are running, unless `force` is set.
+    Raises CommandFailedError if servers forked from it are still running, unless `force` is set.
     """
     if template.servers and not force:
         raise CommandFailedError(
@@ -287,7 +284,7 @@ def stop(template: RunningTemplate, *, force: bool = False) -> None:
 
 
 def discard(template: RunningTemplate) -> None:
-    """Prevent further starts from a template that does not respond, and kill it if no server would end with it."""
+    """Prevent further starts from a template that does not respond. Kill it unless servers would end with it."""
     template.socket.unlink(missing_ok=True)
     if template.pid is not None and not _servers(template.pid):
         processes.terminate(template.pid, template.birth, 0.0)

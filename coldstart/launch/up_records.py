@@ -1,10 +1,10 @@
 """Records of the servers that `coldstart up` started: one directory for each model, with a record and a log.
 
-The process that starts a model holds the lock file beside the directory, and later its supervisor does. The kernel
-releases the lock when they exit, so a record whose lock is free belongs to a process that has exited.
+The process that starts a model holds the lock file beside the directory, and later its supervisor does. The kernel releases
+the lock when they exit, so a record whose lock is free belongs to a process that has exited.
 
-All stores of a user share the runtime directory. The name of a record's directory therefore begins with a digest of the
-store and the state directory, so that a command sees only the servers of its own store.
+All stores of a user share the runtime directory. The name of a record's directory therefore begins with a digest of the store
+and the state directory, so that a command sees only the servers of its own store.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from coldstart.system.proc import processes
 
 STOP_TIMEOUT_S = 30.0
 API_KEY = "API key"
-"""Name under which the API key is compared: the value of --api-key, or else of VLLM_API_KEY."""
+"""Name under which the API key is compared, whether it comes from --api-key or from VLLM_API_KEY."""
 _ADDRESS = ("host", "port")
 _RECORD = "record.json"
 _VERSION = re.compile(r":v\d+$|@sha256:[0-9a-f]+$")
@@ -42,9 +42,9 @@ _POLL_S = 0.05
 class UpRecord:
     """Record of a supervised server. `url` and `mode` are None until the server is ready.
 
-    `planned_url` is set once the port has been chosen. `host` is the listening address. `log` is the path of the log;
-    None for a server in the foreground. `argument` and `path` are the names of the model on a command line. `pid` and
-    `birth` identify the supervisor. `settings` are the digests that `digest_settings` computes with `salt`.
+    `planned_url` is set once the port has been chosen. `host` is the listening address. `log` is the path of the log, or None
+    for a server in the foreground. `argument` and `path` are the names of the model on a command line. `pid` and `birth`
+    identify the supervisor. `settings` are the digests that `digest_settings` computed with `salt`.
     """
 
     argument: str
@@ -63,7 +63,7 @@ class UpRecord:
 
 @dataclass(frozen=True)
 class UpDirectory:
-    """Directory with the record and the log of one model."""
+    """Directory that contains the record and the log of one model."""
 
     path: Path
 
@@ -73,7 +73,7 @@ class UpDirectory:
         return self.path / "log"
 
     def read(self) -> UpRecord | None:
-        """Return the record if its supervisor is running, else None."""
+        """Return the record if its supervisor is running, or None otherwise."""
         if (handle := files.try_lock(self._lock)) is not None:
             os.close(handle)
             return None
@@ -82,19 +82,19 @@ class UpDirectory:
         return record if record is not None and processes.is_alive(record.pid, record.birth) else None
 
     def read_last(self) -> UpRecord | None:
-        """Return the record even if its supervisor has exited; None if there is no valid record."""
+        """Return the record even if its supervisor has exited, or None if there is no valid record."""
         try:
             return UpRecord(**canonical.read_json(self.path / _RECORD))
         except (OSError, ValueError, TypeError):
             return None
 
     def write(self, record: UpRecord) -> None:
-        """Create or replace the record. Raises OSError."""
+        """Create or replace the record. Raises OSError if it cannot be written."""
         self.path.mkdir(mode=0o700, exist_ok=True)
         files.write_atomic(self.path / _RECORD, json.dumps(asdict(record)).encode(), mode=0o600)
 
     def end(self) -> None:
-        """Remove the record of an exiting supervisor, and retain the log."""
+        """Remove the record of an exiting supervisor, but keep the log."""
         (self.path / _RECORD).unlink(missing_ok=True)
 
     def remove(self) -> None:
@@ -106,7 +106,7 @@ class UpDirectory:
     def claim(self, await_other: Callable[[], None]) -> UpRecord | int:
         """Return the record of the running server, or acquire the model's start lock and return its descriptor.
 
-        If another process is starting the model, call `await_other` once, then wait for that start.
+        If another process is starting the model, call `await_other` once, and then wait for that start.
         """
         waits = False
         while (handle := files.try_lock(self._lock)) is None:
@@ -125,7 +125,7 @@ class UpDirectory:
 
 
 def identify_store(cache: Cache) -> str:
-    """Return a short digest of the store and the state directory, for names in directories that all stores of a user share."""
+    """Return a short digest of the store and the state directory, to name files that stores of a user would otherwise share."""
     home = f"{cache.root.resolve()}\0{paths.state_dir().resolve()}"
     return hashlib.sha256(home.encode()).hexdigest()[:8]
 
@@ -137,7 +137,7 @@ def find_directory(lookup: Lookup) -> UpDirectory:
 
 
 def create_own_record(lookup: Lookup) -> UpRecord:
-    """Return the record of this process as the supervisor of the lookup's server, before the server starts."""
+    """Create a record, before the server starts, that names this process as the supervisor of the lookup's server."""
     pid, model, salt = os.getpid(), lookup.model, randomness.token_hex()
     return UpRecord(
         model.argument,
@@ -151,9 +151,9 @@ def create_own_record(lookup: Lookup) -> UpRecord:
 
 
 def digest_settings(lookup: Lookup, salt: str) -> dict[str, str]:
-    """Return a salted digest of each server setting by option name; the API key has the name API_KEY.
+    """Return a salted digest of each server setting, by option name. The name of the API key is API_KEY.
 
-    The digests allow comparing settings without storing secrets.
+    With these digests, settings can be compared without storing secrets.
     """
     settings: dict[str, list[str]] = {}
     for name, words in group_by_flag(lookup.vllm_args):
@@ -166,14 +166,14 @@ def digest_settings(lookup: Lookup, salt: str) -> dict[str, str]:
 
 
 def list_differences(running: UpRecord, lookup: Lookup) -> list[str]:
-    """Return the names of the settings in which a running server differs from the lookup's arguments."""
+    """Return the names of the settings that differ between a running server and the lookup's arguments."""
     asked = digest_settings(lookup, running.salt)
     every = {*running.settings, *asked}
     return sorted(name for name in every if running.settings.get(name) != asked.get(name))
 
 
 def list_directories(cache: Cache) -> list[UpDirectory]:
-    """Return the directories of all models of this store, whether their servers run or not.
+    """Return the directories of all models of this store, whether or not their servers are running.
 
     Raises UsageError under the same conditions as `paths.runtime_dir`.
     """
@@ -182,12 +182,12 @@ def list_directories(cache: Cache) -> list[UpDirectory]:
 
 
 def stop(record: UpRecord, timeout_s: float = STOP_TIMEOUT_S) -> None:
-    """Stop the supervisor and its server: SIGTERM, then SIGKILL after `timeout_s` seconds."""
+    """Stop the supervisor and its server with SIGTERM, and with SIGKILL after `timeout_s` seconds."""
     processes.terminate(record.pid, record.birth, timeout_s)
 
 
 def list_model_names(word: str) -> set[str]:
-    """Return the model names in `UpRecord.argument` or `UpRecord.path` that the command-line argument `word` can refer to."""
+    """Return the names in `UpRecord.argument` or `UpRecord.path` to which the command-line argument `word` can refer."""
     if word.lower() not in NAMES and paths.expand_user(word).is_dir():
         return {str(paths.expand_user(word).resolve())}
     word = _VERSION.sub("", word)

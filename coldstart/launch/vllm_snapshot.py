@@ -42,7 +42,10 @@ _END_S = 10.0
 
 
 class RestoredServer:
-    """Server that `vllm snapshot restore` started. Its processes, whose PIDs are `tree`, are not children of this process."""
+    """A server that `vllm snapshot restore` started.
+
+    Its processes, with the PIDs in `tree`, are not children of this process.
+    """
 
     def __init__(self, tree: Sequence[int]) -> None:
         self.pid, self._asked = tree[0], False
@@ -53,7 +56,10 @@ class RestoredServer:
         return self._handles[0]
 
     def wait(self) -> int:
-        """Wait until the server exits, and kill its other processes. Return 0 if a signal was sent to it before, else 1."""
+        """Wait until the server exits, then kill its other processes.
+
+        Return 0 if a signal was sent to it before, or 1 otherwise.
+        """
         select.select([self], [], [])
         for handle in self._handles[1:]:
             with suppress(ProcessLookupError):
@@ -69,7 +75,7 @@ class RestoredServer:
 
 
 def find_missing(start: ServerStart) -> Limit | None:
-    """Return why this start cannot restore a snapshot, with a hint; None if it can."""
+    """Return why this start cannot restore a snapshot, with a hint, or None if it can."""
     lookup, given = start.request.lookup, start.plan.vllm_args
     model = lookup.model
     if limit := gpu_starts.find_snapshot_limit(given, model.repo_id, model.revision, os.environ):
@@ -85,10 +91,10 @@ def exists(lookup: Lookup, bundle: Bundle) -> bool:
 
 
 def create(lookup: Lookup, bundle: Bundle) -> None:
-    """Start the engine of `bundle` and write its snapshot with `vllm snapshot create`.
+    """Start the engine of `bundle`, and write a snapshot of it with `vllm snapshot create`.
 
     Raises:
-        CommandFailedError: vLLM does not support this configuration, or it failed.
+        CommandFailedError: vLLM does not support this configuration, or its command failed.
     """
     model = lookup.model
     limit = gpu_starts.find_snapshot_limit(lookup.vllm_args, model.repo_id, model.revision, os.environ)
@@ -147,7 +153,7 @@ def restore(start: ServerStart) -> ReadyServer:
 
 
 def _check(start: ServerStart, process: RestoredServer) -> ReadyServer:
-    """Return the server if its greedy tokens match the canary. Raises LaunchRefusedError."""
+    """Return the server if its greedy tokens match the canary. Otherwise raise LaunchRefusedError."""
     plan, known = start.plan, start.plan.canary
     tokens: list[int] = []
     if known is not None:
@@ -183,7 +189,7 @@ def _engine(lookup: Lookup) -> list[str]:
 
 
 def _run(command: Sequence[str], variables: dict[str, str]) -> None:
-    """Run a vLLM command until it exits. Raises CommandFailedError with the last line of its output."""
+    """Run a vLLM command until it exits. If it fails, raise CommandFailedError with the last line of its output."""
     done = subprocess.run(
         command, env=os.environ | variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, check=False,

@@ -39,7 +39,7 @@ FORWARDED_PATHS = (
     "/detokenize",
 )
 READ_PATHS = ("/load", "/ping", "/tokenizer_info", "/version")
-"""Paths of vLLM's server without a model name, which a host reads from its only or its default model."""
+"""Paths of vLLM's server without a model name. A host reads them from its default model, or from its only model."""
 HEALTH = "/health"
 MODELS = "/v1/models"
 OPEN = ("/", HEALTH, "/ui", "/ui/")
@@ -52,7 +52,7 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def allow_origins(app: Application, origins: Sequence[str]) -> Application:
-    """Wrap `app` so that web pages of these origins can read its responses (CORS)."""
+    """Wrap `app` so that web pages from these origins can read its responses (CORS)."""
     if not origins:
         return app
     return CORSMiddleware(
@@ -79,11 +79,11 @@ def _proves_consent(headers: Mapping[bytes, bytes]) -> bool:
 
 
 CLIENT = "coldstart.client"
-"""Key of an ASGI scope for the client whose API key the request contains."""
+"""Key in an ASGI scope for the client whose API key the request contains."""
 
 
 class AccessControl:
-    """Access control of one gateway. The paths in `keyed` have keys of their own, which are not checked here."""
+    """Access control of one gateway. The paths in `keyed` require keys of their own, which are not checked here."""
 
     def __init__(self, front: Front[Any], endpoint: GatewayEndpoint, keyed: frozenset[str]) -> None:
         self.front, self.endpoint, self._keyed = front, endpoint, keyed
@@ -92,7 +92,7 @@ class AccessControl:
         self._origins = {origin.lower().encode() for origin in endpoint.allow_origins}
 
     def find_refusal(self, scope: Scope) -> tuple[int, str] | None:
-        """Return the HTTP status and the reason for rejecting a request; None if the request is allowed."""
+        """Return the HTTP status and reason for rejecting a request, or None if the request is allowed."""
         path, given = scope["path"], dict(scope["headers"])
         # OpenAI clients send the first header, Anthropic clients (/v1/messages) the second.
         key = given.get(b"authorization", b"").removeprefix(b"Bearer ") or given.get(b"x-api-key", b"")
@@ -115,7 +115,7 @@ class AccessControl:
         return self._find_violation(scope, given)
 
     def _find_violation(self, scope: Scope, headers: Mapping[bytes, bytes]) -> tuple[int, str] | None:
-        """Return the HTTP status and the reason for rejecting a request without a key; None if the request is allowed."""
+        """Return the HTTP status and reason for rejecting a request without a key, or None if the request is allowed."""
         host, origin = headers.get(b"host"), headers.get(b"origin")
         if host is not None and not self._accepts_host(host):
             return 421, f"the host {_show(host)} is not a name of this gateway (--allow-host)"
@@ -128,7 +128,7 @@ class AccessControl:
     def _accepts_host(self, host: bytes) -> bool:
         """Return whether a Host header names this gateway.
 
-        An IP address is accepted, because a foreign page can rebind only a name to the gateway's address (DNS rebinding).
+        Any IP address is accepted, because a foreign page can rebind only a name to the gateway's address (DNS rebinding).
         """
         text = host.decode("latin-1").lower()
         bracketed = text.startswith("[")
@@ -145,10 +145,10 @@ class AccessControl:
             self.read_keys()
 
     def read_keys(self) -> Failure | None:
-        """Reload the client keys, if any, and log exposed key files and unknown models.
+        """Reload the client keys, if any. Log exposed key files and unknown models.
 
-        Return why the files cannot be used, or None. On an error the previous keys remain valid, and log and status show
-        the error.
+        Return why the files cannot be used, or None if they can. After an error, the previous keys remain valid, and the log
+        and the status show the error.
         """
         facts, log, keys = self.front.facts, self.front.log, self.endpoint.client_keys
         if keys is None:

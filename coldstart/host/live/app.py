@@ -7,7 +7,7 @@ GET   /metrics                Prometheus text
 GET   /status                 the status document of the host or the fleet
 GET   /ui                     the status as a web page; requires no key
 
-Invariant: the page contains no data of the host. It reads all data from /status, with an API key that the reader enters
+Invariant: the page contains no data about the host. It reads all data from /status, with an API key that the user enters
 if the host requires one. Its content security policy allows no other connections and only its own scripts.
 
 A host adds the routes of `host_routes`, a fleet its operator routes. vLLM routes that change a server (/sleep,
@@ -41,7 +41,7 @@ from coldstart.host.live.messages import BodyMemory, Receive, Scope, Send
 
 @cache
 def read_page() -> tuple[bytes, dict[str, str]]:
-    """Return the status page as one HTML document, and its headers, which forbid other pages to embed it."""
+    """Return the status page as one HTML document, together with its headers, which forbid other pages to embed it."""
     text = files(__package__).joinpath("ui.html").read_text(encoding="utf-8")
     scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
@@ -65,10 +65,10 @@ HEARTBEAT_S = 5.0
 class Gateway:
     """ASGI application of one front.
 
-    The endpoint's API key is required for all paths except OPEN and the routes `more`, which have keys of their own. A
-    client's key grants access to the model paths, and to all others if the client is an admin. `routes` are additional
-    routes that require a key; they replace routes with the same path. Requests without a key are checked by their host
-    and origin.
+    The endpoint's API key is required for all paths except OPEN and the routes in `more`, which have keys of their own. A
+    client's key grants access to the model paths, and to all others if the client has admin access. `routes` are additional
+    routes that require a key and replace routes with the same path. Requests without a key are checked by their host and
+    origin.
     """
 
     def __init__(

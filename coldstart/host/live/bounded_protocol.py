@@ -4,8 +4,8 @@ This module limits the size and number of headers, the size of a body, the time 
 pipelined requests, and the number of connections. The kernel closes the connection of a client that does not read
 (TCP_USER_TIMEOUT). This module does not parse bodies.
 
-A request whose end, host or key a proxy in front could interpret differently (request smuggling) is rejected, and its
-connection is closed. Headers after the body (trailers) are ignored.
+A request is rejected and its connection closed if a proxy in front could interpret its end, host or key differently
+(request smuggling). Headers after the body (trailers) are ignored.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ MAX_UNSENT = 128 << 10
 
 
 class _LimitExceededError(Exception):
-    """A request exceeds a limit; raised inside the parser, which then stops."""
+    """A request exceeds a limit. It is raised inside the parser, which then stops."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Connection of one client, one of at most `connections`. httptools calls the on_* methods.
+    """Connection of one client, of which there may be `connections`. httptools calls the `on_*` methods.
 
-    `refused` counts the error responses sent here, by status.
+    `refused` counts, by status, the error responses that are sent here.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]  # uvicorn narrows the type
-        # For a client that does not read, the kernel buffers few bytes and closes the connection after a while.
+        # If a client does not read, the kernel buffers only a few bytes and closes the connection after a while.
         client, write_ms = transport.get_extra_info("socket"), round(1000 * self._limits.write_s)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, write_ms))
@@ -142,7 +142,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_response_complete()
 
     def _find_fault(self) -> str | None:
-        """Return why the head of a request is ambiguous or unsupported; None if it is valid."""
+        """Return why the head of a request is ambiguous or unsupported, or None if it is valid."""
         names = [name for name, _ in self.headers]
         given = {name: value.strip().lower() for name, value in self.headers}
         version, host = self.parser.get_http_version(), given.get(b"host")
@@ -171,7 +171,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(413, f"the request body has more than {self._limits.body_bytes} bytes")
 
     def _refuse(self, status: int, reason: str) -> None:
-        """Stop the parser; `_parse` then sends the error response."""
+        """Stop the parser. `_parse` then sends the error response."""
         self._refusal = status, reason
         raise _LimitExceededError(reason)
 
@@ -186,7 +186,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._deadline = None
 
     def _is_answering(self) -> bool:
-        """Return whether a response has begun, or an earlier request on this connection awaits one."""
+        """Return whether a response has begun, or whether an earlier request on this connection is waiting for one."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
             return False

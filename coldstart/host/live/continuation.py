@@ -1,10 +1,10 @@
-"""Stream that can continue on another server of its model.
+"""A stream that can continue on another server of its model.
 
 Every request to vLLM has `return_token_ids` set. The token IDs are recorded here, and removed from the response unless
-the client requested them. The next server completes the prompt's IDs and the generated IDs over /v1/completions. For a
-chat, its response is rewritten as a chat response. With greedy sampling, the result is the same as without a change of
-server; with sampling without a seed, it has the same distribution, because the next token depends only on the tokens
-before it.
+the client asked for them. The next server receives the IDs of the prompt and of the generated tokens through
+/v1/completions. For a chat, its response is rewritten as a chat response. With greedy sampling, the result is the same as
+without a change of server. With sampling without a seed, it has the same distribution, because the next token depends
+only on the tokens before it.
 
 Invariant: the client receives each token's text once and in order. A server's text may lag behind its tokens by an
 incomplete character. The next server continues after the last token whose text was complete, and repeated text is
@@ -26,7 +26,7 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 _SAMPLING = """model stream stream_options max_tokens temperature top_p top_k min_p repetition_penalty logit_bias stop_token_ids
     ignore_eos min_tokens skip_special_tokens spaces_between_special_tokens include_stop_str_in_output allowed_token_ids
     user priority session_id cache_salt length_penalty return_token_ids"""
-# Parameters that only affect a chat's prompt, whose token IDs are known by then; and the chat name of max_tokens.
+# Parameters that affect only a chat's prompt, whose token IDs are known by then, and the name of max_tokens for chats.
 _TEMPLATE = """messages add_special_tokens add_generation_prompt continue_final_message chat_template chat_template_kwargs
     documents max_completion_tokens"""
 _SAME = frozenset(_SAMPLING.split())
@@ -55,7 +55,7 @@ _DEFAULT_TOKENS = 16  # vLLM's default for a completion without max_tokens
 
 
 def find_unsupported(path: str, document: Mapping[str, Any], arguments: Arguments) -> str:
-    """Return the request field or server argument that prevents a continuation; empty if there is none."""
+    """Return the request field or server argument that prevents a continuation, or "" if there is none."""
     if path not in _PROMPT:
         return path
     if path == CHAT and any(arguments.gives(word) for word in _PARSERS):
@@ -85,8 +85,8 @@ def _text_only(message: Any) -> bool:
 class Continuation:
     """State of one stream.
 
-    `tokens` are the token IDs generated so far. The client has the complete text of the first `clean_count` tokens. If
-    `kv` is set, the next continuation request contains it, and its server loads the KV cache of the tokens so far.
+    `tokens` are the token IDs generated so far. The client has the complete text of the first `clean_count` tokens. If `kv`
+    is set, the next continuation request contains it, and the next server loads the KV cache of the tokens so far.
     """
 
     def __init__(self, path: str, document: Mapping[str, Any]) -> None:
@@ -108,12 +108,12 @@ class Continuation:
 
     @classmethod
     def create(cls, path: str, document: Mapping[str, Any], arguments: Arguments) -> Self | None:
-        """Create a continuation; return None for a stream that cannot continue on another server."""
+        """Create a continuation, or return None if the stream cannot continue on another server."""
         return None if find_unsupported(path, document, arguments) else cls(path, document)
 
     @property
     def is_resumable(self) -> bool:
-        """Return whether another server can continue from here, or nothing remains to be sent."""
+        """Return whether another server can continue from here, or whether nothing is left to send."""
         if self._diverged or self._foreign:
             return False
         # Tokens after `clean_count` are sampled again, so the client must not have received any part of them.
@@ -130,7 +130,7 @@ class Continuation:
         return len(self.tokens) > self.clean_count
 
     def build_next_request(self, path: str) -> tuple[str, bytes]:
-        """Return path and body of the next request: the client's own, later one for the remaining tokens."""
+        """Return the path and body of the next request: first the client's own, later one for the remaining tokens."""
         self._rest, self.error = b"", ""
         if self.prompt is None:
             return path, self._body({**self.document, "return_token_ids": True})
@@ -141,7 +141,7 @@ class Continuation:
         return COMPLETIONS, self._body(self._remaining())
 
     def build_warmup(self, kv: Mapping[str, str] | None = None) -> bytes:
-        """Build a one-token request that makes a server compute or load the KV cache of the tokens so far."""
+        """Build a one-token request that makes a server compute or load the KV cache of the tokens generated so far."""
         more = {name: self.document[name] for name in ("cache_salt",) if name in self.document}
         return self._one_token(self._so_far(), more | ({} if kv is None else {PARAMETER: kv}))
 
@@ -177,9 +177,9 @@ class Continuation:
         return json.dumps(document).encode()
 
     def filter_chunk(self, chunk: bytes) -> bytes:
-        """Return the part of `chunk` that the client receives, in complete events.
+        """Return the part of `chunk` that the client is to receive, as complete events.
 
-        Afterwards, `error` is not empty if the server cannot continue this stream.
+        If the server cannot continue this stream, `error` is not empty afterwards.
         """
         *events, self._rest = (self._rest + chunk).split(b"\n\n")
         passed = []
@@ -267,7 +267,7 @@ class Continuation:
         return {**(usage or {}), **counted}
 
     def build_final_events(self) -> bytes:
-        """Build the final events of a stream whose last token arrived without the final events."""
+        """Build the final events of a stream if its last token arrived without them."""
         options = self.document.get("stream_options") or {}
         usage = b""
         if options.get("include_usage"):

@@ -1,4 +1,4 @@
-"""Live host: admits requests, sends events to the core, and executes the core's actions.
+"""The live host's driver: it admits requests, sends events to the core, and executes the core's actions.
 
 All code runs on one event loop, so the core processes one event at a time. A model with a cron expression starts on that
 schedule. The wall clock can jump and a machine can sleep, so the clock is read at least every CHECK_S seconds, and a
@@ -33,9 +33,9 @@ LATE_S = 60.0
 
 
 class PrewarmSchedule:
-    """Scheduled starts: the next start time of each model.
+    """Scheduled starts, with the next start time of each model.
 
-    `prewarm` is called with a model that is due, `miss` with a model and a reason.
+    `prewarm` is called with a model that is due. `miss` is called with a model that missed its start, and the reason.
     """
 
     def __init__(
@@ -50,20 +50,20 @@ class PrewarmSchedule:
         self._timer: asyncio.TimerHandle | None = None
 
     def configure(self, crontabs: Mapping[str, str]) -> None:
-        """Apply the cron expressions by model. A start that is due under an unchanged expression is not lost."""
+        """Apply the cron expressions of the models. A start that is due under an unchanged expression is not lost."""
         known = self._crontabs
         self._next = {model: at for model, at in self._next.items() if crontabs.get(model) == known[model]}
         self._crontabs = dict(crontabs)
         self.check()
 
     def get_next(self, model: str) -> float | None:
-        """Return the model's next scheduled start as Unix time; None if it has no schedule."""
+        """Return the Unix time of the model's next scheduled start, or None if it has no schedule."""
         return self._next.get(model)
 
     def check(self) -> None:
         """Order the starts that are due, and set a timer for the next one.
 
-        All times are recomputed, because the clock may have been set.
+        All times are computed again, because the clock may have been set.
         """
         now = self._now()
         for model, at in self._next.items():
@@ -82,12 +82,12 @@ class PrewarmSchedule:
 
 
 END_S = 10.0
-"""Time in seconds for a server to exit after its connections were lost."""
+"""Seconds within which a server must exit after its connections were lost."""
 LOOK_S = 0.02
 
 
 class Driver(Front[Ticket]):
-    """Driver of one model host: connects the core to requests, servers and timers."""
+    """Driver of one model host. It connects the core to requests, servers and timers."""
 
     stopping = STOPPING
 
@@ -130,15 +130,15 @@ class Driver(Front[Ticket]):
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
-        """Report the end of a request to the core."""
+        """Report to the core that a request has ended."""
         if self._tickets.pop(ticket.number, None) is not None:
             self.emit(events.RequestEnded(ticket.number))
 
     async def readmit(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
-        """Admit a request again if the next server can continue its stream or if its server aborted it, else return None.
+        """Admit a request again if the next server can continue its stream, or if its server aborted it. Return None otherwise.
 
-        A request whose connection was lost before its response began is not repeated, because it may have killed its
-        server. A request that was repeated before is not repeated again, because it may be the cause of both failures.
+        A request is not repeated if its connection was lost before the response began, because it may have killed its server.
+        A request that was repeated before is not repeated again, because it may have caused both failures.
         """
         has_begun = ticket.stream is not None and bool(ticket.stream.tokens)
         is_resumable = (has_begun or isinstance(error, AbortedError)) and not ticket.tries
@@ -150,7 +150,7 @@ class Driver(Front[Ticket]):
         return self._admit(ticket.route, tries=ticket.tries + 1)
 
     async def _await_end(self, replica: Replica) -> bool:
-        """Wait until `replica` has exited and its model can start again; return whether that happens within END_S seconds."""
+        """Wait until `replica` has exited and its model can start again. Return whether that happens within END_S seconds."""
         name, deadline = replica.name, self.clock() + END_S
         while (now := self.clock()) <= deadline:
             model, server = self.core.models.get(name), self.lifecycle.replicas.get(name)
@@ -178,7 +178,7 @@ class Driver(Front[Ticket]):
         return replica.server.progress if known and known.state is State.STARTING and replica else None
 
     def find_server(self, name: str | None) -> tuple[LocalReplica | None, str]:
-        """Return the running server for a model name, an alias or None (the default model), or None and the reason."""
+        """Return the running server for a model name, an alias or None (the default model). If there is none, return why."""
         route = self.catalogue.find_destination(name)
         if route is None:
             return None, build_unknown_model_error(name).reason
@@ -212,7 +212,7 @@ class Driver(Front[Ticket]):
                 self.lifecycle.execute(action)
 
     def configure(self, file: HostFile) -> None:
-        """Apply a new configuration between two events. Raises UsageError without changing anything if it is invalid."""
+        """Apply a new configuration. Raises UsageError without changing anything if it is invalid."""
         self.emit(events.ConfigurationChanged(file.models, file.settings))
         self.catalogue = file.catalogue
         self.record.register_models(file)
@@ -222,7 +222,7 @@ class Driver(Front[Ticket]):
         self.schedule.configure(file.crontabs)
 
     def load(self, model: str) -> Ticket:
-        """Start a model as a request would, without counting a request; the ticket is granted when the model is ready.
+        """Start a model as a request would, but without counting a request. The ticket is granted when the model is ready.
 
         Raises AdmissionRefusedError under the same conditions as `enter`.
         """
@@ -239,9 +239,10 @@ class Driver(Front[Ticket]):
         self.load(model).granted.add_done_callback(end)
 
     def unload(self, model: str | None) -> list[str]:
-        """Stop a model after its running requests, and return its name in a list.
+        """Stop a model after its running requests.
 
-        None stops all models except those that the host restarts by itself.
+        If `model` is None, stop all models that the host does not restart by itself. Return the names of the models that are
+        stopped.
         """
         models, returns = self.core.models, self.core.residents.restarts_by_itself
         names = [model] if model is not None else [name for name, one in models.items() if not returns(one)]
@@ -266,7 +267,7 @@ class Driver(Front[Ticket]):
         self._tick()
 
     def drain(self) -> None:
-        """Reject new and pending requests; stop each model when its running requests have ended."""
+        """Reject new and pending requests, and stop each model when its running requests have ended."""
         self.facts.stopping = True
         self.schedule.configure({})
         for number in [one for one, ticket in self._tickets.items() if not ticket.granted.done()]:
@@ -276,7 +277,7 @@ class Driver(Front[Ticket]):
         self.lifecycle.drain()
 
     async def close(self, *, at_once: bool = False) -> None:
-        """Wait until every server has exited; `at_once` stops them without waiting for running requests."""
+        """Wait until every server has exited. If `at_once` is set, stop the servers without waiting for running requests."""
         if at_once:
             self.lifecycle.kill()
         await self.lifecycle.close()

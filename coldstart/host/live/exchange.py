@@ -1,8 +1,8 @@
 """One request through the gateway: wait until its model is ready, forward the request, and stream the response to the client.
 
 Invariants: each chunk is sent to the client as soon as it arrives, and no chunk of one exchange reaches another. When the
-client disconnects, the connection to the server is closed, which makes vLLM abort the request. Each admitted request is
-released by the front exactly once, on every path.
+client disconnects, the connection to the server is closed, which makes vLLM abort the request. The front releases each
+admitted request exactly once, on every path.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Exchange:
                 self.ticket = ticket = again
 
     def _prepare(self, ticket: Ticket) -> None:
-        """Replace the model name by the name that the server expects, and create the state with which a stream can continue."""
+        """Replace the model name with the one that the server expects, and create the state for continuing a stream."""
         if ticket.route.served_name != self.requested_model:
             self.body = messages.replace_model(self.body, ticket.route.served_name)
         if self.front.resumes and self.is_streaming:
@@ -138,9 +138,9 @@ class Exchange:
         return str(self.scope["raw_path"].partition(b"?")[0].decode("ascii"))
 
     async def _await_grant(self, ticket: Ticket) -> Replica:
-        """Wait until a server is granted; meanwhile send SSE comments to keep a stream alive.
+        """Wait until a server is granted. Meanwhile, send SSE comments to keep a stream alive.
 
-        Raises AdmissionRefusedError.
+        Raises AdmissionRefusedError if the request is rejected.
         """
         # All requests wait in the same way, so they continue in the order in which they were granted.
         while not ticket.granted.done():
@@ -187,7 +187,7 @@ class Exchange:
             await self._stream_response(answer, chunk, replica.name)
 
     async def _begin_answer(self, answer: UpstreamResponse, replica: Replica, ticket: Ticket) -> None:
-        """Send the headers of the first response; if a stream has begun already, send the timing as a comment."""
+        """Send the headers of the first response. If a stream has already begun, send the timing as a comment instead."""
         self.first_chunk_s, self.body = time.perf_counter() - self.began, b""
         if self.stream is not None and answer.status != 200:
             self.stream = ticket.stream = None
@@ -202,7 +202,7 @@ class Exchange:
         await self._start(answer.status, [*passed, (b"x-request-id", self.id), *own])
 
     async def _stream_response(self, answer: UpstreamResponse, chunk: bytes, model: str) -> None:
-        """Forward the chunks of a response. Those of a resumable stream are recorded and forwarded as complete events.
+        """Forward the chunks of a response. The chunks of a resumable stream are recorded and forwarded as complete events.
 
         Raises:
             DisconnectedError: The stream ended too early.

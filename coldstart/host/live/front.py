@@ -1,4 +1,4 @@
-"""Admission of requests to a core without I/O: the common part of a host's driver and a fleet's control.
+"""Admission of requests to a core, without I/O. A host's driver and a fleet's control share this part.
 
 The HTTP application uses no other interface. All code runs on one event loop, so the core processes one event at a time.
 """
@@ -23,9 +23,10 @@ from coldstart.host.status import HostFacts, Progress
 
 
 class AdmissionRefusedError(Exception):
-    """The request is rejected with an HTTP status and a reason; a retry may succeed after `retry_after_s` seconds, if set.
+    """The request is rejected with an HTTP status and a reason.
 
-    The client receives `reason` and `hint`; the log also contains `detail`.
+    If `retry_after_s` is set, a retry may succeed after that many seconds. The client receives `reason` and `hint`. The log
+    also contains `detail`.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class AdmissionRefusedError(Exception):
 
 
 def build_unknown_model_error(asked: str | None) -> AdmissionRefusedError:
-    """Return the error for a request with an unknown model name or without a model name."""
+    """Build the error for a request whose model name is unknown or missing."""
     missing = asked is None
     reason = "the request does not specify a model" if missing else f"The model `{asked}` does not exist."
     return AdmissionRefusedError(404, reason)
@@ -50,12 +51,12 @@ def build_unknown_model_error(asked: str | None) -> AdmissionRefusedError:
 
 @dataclass(eq=False)
 class Ticket:
-    """Admission ticket of a request, from its arrival until its end.
+    """Admission ticket of a request, from its arrival to its end.
 
-    The future `granted` returns the server of the request, or raises AdmissionRefusedError. `hit` is True if the request
-    did not wait. `stream` is the state of a response that can continue on another server, and `response` the current
-    response. `tries` is the number of earlier admissions. `evicted` are the models that were evicted for the request.
-    `request_id` is its ID at servers.
+    The future `granted` returns the server for the request, or raises AdmissionRefusedError. `hit` is True if the request did
+    not wait. `stream` is the state of a response that can continue on another server, and `response` is the current response.
+    `tries` is the number of earlier admissions. `evicted` are the models that were evicted for the request. `request_id` is
+    the request's ID at its server.
     """
 
     number: str
@@ -71,21 +72,21 @@ class Ticket:
     request_id: str = ""
 
     def refuse(self, refused: AdmissionRefusedError) -> None:
-        """Make `granted` raise this error, unless a server was granted."""
+        """Make `granted` raise this error, unless a server has already been granted."""
         if not self.granted.done():
             self.granted.set_exception(refused)
             # Retrieve the exception: if the client has disconnected, the event loop would log it.
             self.granted.exception()
 
     def requeue(self) -> None:
-        """Requeue the request after its response was interrupted; it continues on the server that `granted` returns."""
+        """Requeue the request after its response was interrupted. It continues on the server that `granted` returns."""
 
     def record_first_chunk(self) -> None:
-        """Record the first chunk of a response."""
+        """Record that the first chunk of a response has arrived."""
 
     @property
     def queued_s(self) -> float | None:
-        """Return the seconds from the arrival until the request was forwarded; None if it was not forwarded."""
+        """Return the seconds from the request's arrival until it was forwarded, or None if it was not forwarded."""
         return None if self.dispatched is None else self.dispatched - self.arrived
 
 
@@ -95,8 +96,8 @@ T = TypeVar("T", bound=Ticket)
 class Front(ABC, Generic[T]):
     """Admits requests, and decides which server handles each.
 
-    `stopping` is the reason of rejections after the gateway begins to stop. If `resumes` is set, a stream whose server
-    exited continues on another one.
+    `stopping` is the reason for rejections once the gateway is stopping. If `resumes` is set, a stream whose server exited
+    continues on another one.
     """
 
     metrics: Metrics
@@ -111,11 +112,10 @@ class Front(ABC, Generic[T]):
         self._timer: asyncio.TimerHandle | None = None
 
     def enter(self, asked: str | None, *, counted: bool = True) -> T:
-        """Admit a request for the model name `requested_name`; `counted` is False for an operator's order.
+        """Admit a request for the model name `asked`. `counted` is False for an operator's order.
 
         Raises:
-            AdmissionRefusedError: The model is unknown or the gateway is stopping. Later rejections are raised by
-                `granted`.
+            AdmissionRefusedError: The model is unknown or the gateway is stopping. Later rejections are raised by `granted`.
         """
         if self.facts.stopping:
             raise AdmissionRefusedError(503, self.stopping, 5.0)
@@ -126,22 +126,22 @@ class Front(ABC, Generic[T]):
 
     @abstractmethod
     def _admit(self, route: Destination, *, counted: bool) -> T:
-        """Admit a request and send its arrival to the core."""
+        """Admit a request, and report its arrival to the core."""
 
     @abstractmethod
     def leave(self, ticket: Ticket) -> None:
-        """Report the end of a request to the core, whether it succeeded or not."""
+        """Report to the core that a request has ended, whether it succeeded or not."""
 
     @abstractmethod
     async def readmit(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
-        """Admit a request again after its server failed; return None if no other server can handle it.
+        """Admit a request again after its server failed. Return None if no other server can handle it.
 
-        That requires that its response had not begun, or that its stream can continue on another server.
+        Another server can handle it if its response has not begun, or if its stream can continue there.
         """
 
     @abstractmethod
     def progress(self, model: str) -> Progress:
-        """Return the start progress of the model, for a waiting client."""
+        """Return the start progress of the model, which is sent to waiting clients."""
 
     @abstractmethod
     def status(self) -> Mapping[str, Any]:
@@ -177,7 +177,7 @@ class Front(ABC, Generic[T]):
         ticket.granted.set_result(replica)
 
     def _set_timer(self, due: float) -> None:
-        """Schedule the next Tick event at the time `due`; infinity cancels it."""
+        """Schedule the next Tick event for time `due`, or cancel it if `due` is infinity."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

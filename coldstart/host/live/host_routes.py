@@ -5,7 +5,7 @@ POST  /load/{name}            start a model, and respond when it is ready; with 
 POST  /unload, /unload/{name}    stop all models, or one, after their running requests; the next request restarts them
 GET   /metrics                Prometheus metrics of the host and its running servers
 GET   /upstream/{name}/{path}    response of a running server at one of the paths READABLE
-GET   READ_PATHS              the same for the only or the default model
+GET   READ_PATHS              the same for the default model, or for the only model
 POST  /reload                 reload the configuration
 POST  /stop                   stop the host, as SIGTERM does
 """
@@ -36,7 +36,7 @@ TAIL_BYTES = 64 << 10
 READ_S, METRICS_S = 10.0, 1.0
 MAX_BYTES = 8 << 20
 READABLE = ("/health", "/load", "/metrics", "/ping", "/tokenizer_info", "/version")
-"""Paths of vLLM's server that clients may read: they change nothing and reveal neither arguments nor file paths."""
+"""Paths of vLLM's server that clients may read. They change nothing and reveal neither arguments nor file paths."""
 _READ = "coldstart_host_server_metrics_read"
 _ABOUT = ("# HELP ", "# TYPE ")
 _LABELS = r'(?:\w+="(?:[^"\\]|\\.)*"(?:,|(?=\})))*'
@@ -45,10 +45,10 @@ _SAMPLE = re.compile(rf"[a-zA-Z_:][\w:]*(?:\{{{_LABELS}\}})? {_VALUE}", re.ASCII
 
 
 async def read_from_server(replica: LocalReplica, path: str, timeout_s: float) -> tuple[int, str, bytes]:
-    """Read a path of a server; return status, content type and body.
+    """Read a path of a server, and return the status, content type and body.
 
     Raises:
-        OSError: The server does not respond in time, disconnects, or sends more than MAX_BYTES.
+        OSError: The server does not respond within `timeout_s` seconds, disconnects, or sends more than MAX_BYTES.
     """
     own = messages.build_auth_header(replica.key)
     async with (
@@ -66,9 +66,9 @@ async def read_from_server(replica: LocalReplica, path: str, timeout_s: float) -
 
 
 def merge_metrics(own: str, servers: Iterable[tuple[str, str]]) -> str:
-    """Append the metrics of `servers`, pairs of a model and vLLM's text, to `own`; label each sample with its model.
+    """Append the metrics of `servers`, pairs of a model and vLLM's text, to `own`. Label each sample with its model.
 
-    Each metric family has one HELP and TYPE line, followed by all its samples. Lines are labelled as text:
+    Each metric family has one HELP and one TYPE line, followed by all its samples. The lines are labeled as text, because
     prometheus_client's parser would use half a second of CPU time per server, which delays token streams.
     """
     families: dict[str, tuple[list[str], list[str]]] = {}
@@ -98,12 +98,12 @@ def is_prometheus_text(text: str) -> bool:
 
 
 def escape_label(value: str) -> str:
-    """Escape `value` for a quoted label value."""
+    """Escape `value` for use as a quoted label value."""
     return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
 async def add_metrics(own: bytes, replicas: Iterable[LocalReplica]) -> str:
-    """Return the host's own metrics and those of its running servers, each labelled with its model."""
+    """Return the host's own metrics and those of its running servers, each labeled with its model."""
     serving = [replica for replica in replicas if replica.is_serving]
     found = await asyncio.gather(*map(_read_metrics, serving))
     texts = dict(zip([one.name for one in serving], found, strict=True))
@@ -127,7 +127,7 @@ async def _read_metrics(replica: LocalReplica) -> str | None:
 
 
 async def _load(driver: Driver, request: Request) -> Response:
-    """Start the model in the path; respond when it is ready, or immediately with `wait=false`.
+    """Start the model in the path. Respond when it is ready, or immediately if `wait` is "false".
 
     The order is admitted like a request: it waits for memory, and is rejected for the same reasons. It is not counted.
     """
@@ -195,7 +195,7 @@ async def _read_server(driver: Driver, request: Request) -> Response:
 
 
 def create_host_routes(driver: Driver) -> list[Route]:
-    """Create the routes for the servers of `driver`."""
+    """Create the routes for the host's model servers."""
 
     async def show_metrics(request: Request) -> Response:
         replicas = driver.lifecycle.replicas.values()

@@ -44,7 +44,7 @@ class GatewayServer(uvicorn.Server):
         yield
 
     def stop(self, *, at_once: bool = False) -> None:
-        """Accept no more connections, and exit after the running requests have ended, or immediately with `at_once`."""
+        """Accept no more connections, and exit when the running requests have ended, or immediately if `at_once` is set."""
         self.should_exit = True
         if at_once:
             self.force_exit = True
@@ -57,16 +57,16 @@ class GatewayServer(uvicorn.Server):
             connection.transport.abort()
 
     async def on_tick(self, counter: int) -> bool:
-        """Call `check_files` once per second (uvicorn calls this method ten times per second)."""
+        """Call `check_files` once per second. Uvicorn calls this method ten times per second."""
         if counter % 10 == 0:
             self.check_files()
         return await super().on_tick(counter)
 
 
 def create_server(app: Gateway, check_files: Callable[[], None] = lambda: None) -> GatewayServer:
-    """Create a server for `app` with the limits of its endpoint, and raise this process's limit of open files.
+    """Create a server for `app` with the limits of its endpoint, and raise this process's limit on open files.
 
-    Once per second the server reloads changed client keys and calls `check_files`.
+    Once per second, the server reloads changed client keys and calls `check_files`.
     """
 
     def refresh_files() -> None:
@@ -96,7 +96,7 @@ def create_server(app: Gateway, check_files: Callable[[], None] = lambda: None) 
 
 
 def raise_connection_limit() -> int:
-    """Raise the soft limit of open files to the hard limit; return the number of clients that can then be connected.
+    """Raise the soft limit on open files to the hard limit. Return the number of clients that can then connect.
 
     A client uses two descriptors: its own connection, and one to the model's server.
     """
@@ -143,6 +143,6 @@ def listen(endpoint: GatewayEndpoint) -> Iterator[socket.socket]:
 
 
 def format_url(sock: socket.socket, endpoint: GatewayEndpoint) -> str:
-    """Return the URL at which clients on this machine reach a bound socket."""
+    """Return the URL at which clients on this machine can reach a bound socket."""
     host, port = sock.getsockname()[:2]
     return addresses.build_url(host, port, "http" if endpoint.tls_cert is None else "https")

@@ -43,13 +43,13 @@ from coldstart.host.specification import STOPPED
 
 STOPPING = "the host is stopping"
 MEASURE_FIRST_S, MEASURE_EVERY_S = 1.0, 30.0
-# A longer wait for a template, in seconds, is shown as a phase of the start. Waiting for a ready template takes less.
+# A longer wait for a template, in seconds, is shown as a phase of the start. The wait for a ready template is shorter.
 WAIT_S = 0.001
 _SLEEP = "asleep-"
 
 
 class LocalReplica(Replica):
-    """Replica of a model that runs on this host. Its start was ordered at the time `began`, in seconds."""
+    """Replica of a model that runs on this host. `began` is the time in seconds at which its start was ordered."""
 
     def __init__(self, launch: Launch, server: ModelServer, began: float) -> None:
         super().__init__(launch.name, Upstream(server.socket), messages.find_server_key(launch.args))
@@ -65,7 +65,7 @@ class LocalReplica(Replica):
         return bool(self.start_s) and not self.is_ending
 
     async def post(self, path: str, timeout_s: float) -> bool:
-        """Send a POST request to the server; return whether it succeeds within `timeout_s` seconds."""
+        """Send a POST request to the server. Return whether it succeeds within `timeout_s` seconds."""
         try:
             async with asyncio.timeout(timeout_s), await self.upstream.request("POST", path) as answer:
                 await answer.read()
@@ -74,14 +74,17 @@ class LocalReplica(Replica):
             return False
 
     async def end(self, reason: str = "") -> None:
-        """Stop the server, by force after a while; waiting requests receive `reason`."""
+        """Stop the server, by force after a while. Waiting requests receive `reason`."""
         self.is_ending = True
         self.reason = self.reason or reason
         await stop_by_force(self.server)
 
 
 class Lifecycle:
-    """Servers and template of one host. `emit` sends an event to the core; `replicas` are the servers by model."""
+    """Servers and template of one host.
+
+    `emit` is called to send an event to the core, and `replicas` are the servers by model.
+    """
 
     def __init__(
         self,
@@ -102,7 +105,7 @@ class Lifecycle:
         self._tasks = BackgroundTasks(self.log)
 
     def execute(self, order: events.StartModel | events.ChangeTier) -> None:
-        """Start to execute an action of the core."""
+        """Start to carry out an action of the core."""
         match order:
             case events.StartModel(model, tier):
                 known = self.replicas.get(model)
@@ -120,7 +123,7 @@ class Lifecycle:
     async def _start(self, model: str, tier: str) -> None:
         launch, began = self.launches[model], self.clock()
         self.log.write("start", model=model, tier=tier)
-        # The wait can time out slightly before the deadline of the start.
+        # The wait may time out slightly before the deadline of the start.
         in_time = await self.template.wait(launch)
         waited_s = self.clock() - began
         server = self._begin(launch, self._ready_timeout_s - waited_s if in_time else 0.0)
@@ -150,7 +153,7 @@ class Lifecycle:
         self.emit(events.ModelFailed(model, cause.message, external, cause.hint, cause.code))
 
     def _begin(self, launch: Launch, remaining_s: float) -> ModelServer | None:
-        """Start a server that must be ready within `remaining_s` seconds; return None after reporting a failure."""
+        """Start a server that must be ready within `remaining_s` seconds. If that fails, report the failure and return None."""
         try:
             if remaining_s > 0 and not self.facts.stopping:
                 environment = {**build_device_environment(launch), **self._open_sleep_routes(launch)}
@@ -163,13 +166,16 @@ class Lifecycle:
         return None
 
     def _open_sleep_routes(self, launch: Launch) -> Mapping[str, str]:
-        """Return the environment variables that open vLLM's sleep and wake-up routes, if the model has a sleeping tier."""
+        """Return the environment variables that open vLLM's sleep and wake-up routes if the model has a sleeping tier."""
         can_sleep = launch.args.gives("enable_sleep_mode")
         tiers = self.core.models[launch.name].spec.tiers if can_sleep else ()
         return {str(VLLM_SERVER_DEV_MODE): "1"} if any(tier.name.startswith(_SLEEP) for tier in tiers) else {}
 
     async def _await_ready(self, replica: LocalReplica, waited_s: float) -> bool:
-        """Wait for the server, and return whether it became ready. Its start had waited `waited_s` seconds for a template."""
+        """Wait for the server, and return whether it became ready.
+
+        Its start already waited `waited_s` seconds for a template.
+        """
         left = self._ready_timeout_s - (self.clock() - replica.began)
         if not (await asyncio.wait([replica.server.ready], timeout=left))[0]:
             self.log.write("start aborted", model=replica.name, reason=self._too_late())
@@ -211,7 +217,7 @@ class Lifecycle:
         server.kill()
 
     async def _change_tier(self, model: str, tier: str, reason: str) -> None:
-        """Put the server to sleep for a sleeping tier; stop it for another tier, or if it does not go to sleep."""
+        """Put the server to sleep if `tier` is a sleeping tier. Stop it for any other tier, or if it does not go to sleep."""
         if (replica := self.replicas.get(model)) is None:
             self.emit(events.TierChanged(model))
             return
@@ -256,7 +262,7 @@ class Lifecycle:
         self.template.configure(self.launches.values(), self.core.settings)
 
     def configure(self, launches: Mapping[str, Launch]) -> None:
-        """Apply new launch specifications and the core's settings; retire servers with outdated arguments."""
+        """Apply new launch specifications and the core's settings, and retire servers whose arguments are outdated."""
         self.launches = launches
         for name, replica in list(self.replicas.items()):
             if self.core.models[name].state is not State.STARTING:
@@ -264,7 +270,7 @@ class Lifecycle:
         self.begin()
 
     def drain(self) -> None:
-        """Stop servers that are still starting, and start no further template."""
+        """Stop the servers that are still starting, and start no more templates."""
         for name, model in list(self.core.models.items()):
             if model.state is State.STARTING and name in self.replicas:
                 self._tasks.spawn(self.replicas[name].end())

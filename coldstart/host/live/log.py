@@ -22,16 +22,16 @@ from coldstart.system import secrets
 
 
 class Log:
-    """Log that writes to `sink` (default: standard error).
+    """Log that writes to `sink` (standard error by default).
 
-    `write` never raises an exception, so a failed write does not stop a server.
+    `write` never raises an exception, so a failed write stops no server.
     """
 
     def __init__(self, sink: IO[str] | None = None, *, quiet: bool = False) -> None:
         self._sink, self._quiet = sink, quiet
 
     def write(self, event: str, **members: Any) -> None:
-        """Write one line. Fields that are None are omitted."""
+        """Write one line. Fields whose value is None are omitted."""
         if self._quiet:
             return
         given = {name: value for name, value in members.items() if value is not None}
@@ -65,7 +65,7 @@ class _LogHandler(logging.Handler):
 
 @contextmanager
 def capture_loggers(log: Log) -> Iterator[None]:
-    """During the block, write messages that libraries such as uvicorn and asyncio log as lines of `log`."""
+    """Write the messages that libraries such as uvicorn and asyncio log to `log` for the duration of the block."""
     handler, root = _LogHandler(log), logging.getLogger()
     root.addHandler(handler)
     try:
@@ -93,7 +93,7 @@ def _format_value(value: object) -> str:
 
 
 class BackgroundTasks:
-    """Background tasks of one owner. It holds references to them, because the event loop holds only weak references."""
+    """Background tasks of one owner. It keeps references to them, because the event loop keeps only weak references."""
 
     def __init__(self, log: Log) -> None:
         self.log = log
@@ -111,7 +111,7 @@ class BackgroundTasks:
             self.log.write("internal error", reason=f"{type(error).__name__}: {error}")
 
     async def wait(self) -> None:
-        """Wait until all tasks have ended, including tasks that are spawned during the wait."""
+        """Wait until all tasks have ended, including tasks that are spawned while waiting."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -122,7 +122,7 @@ class BackgroundTasks:
 
 
 def describe_failure(error: Exception) -> Failure | None:
-    """Return the message, hint and code of a known error; None for an internal error."""
+    """Return the message, hint and code of a known error, or None if it is an internal error."""
     if isinstance(error, BundleError):
         return Failure(error.message, error.hint or "", error.code)
     if isinstance(error, ColdstartError):

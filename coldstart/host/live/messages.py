@@ -28,14 +28,14 @@ T = TypeVar("T")
 
 
 class BodyMemory:
-    """Memory used by the request bodies of one gateway, in bytes, and its limit."""
+    """Memory that the request bodies of one gateway use, in bytes, and its limit."""
 
     def __init__(self, limits: GatewayLimits) -> None:
         self.total = max(limits.buffered_bytes, limits.body_bytes)
         self.used = 0
 
     async def read(self, receive: Receive) -> bytes:
-        """Return the complete body of a request. Its size counts as used until `release`.
+        """Return the complete body of a request. Its size counts as used until `release` is called.
 
         Raises:
             ClientGoneError: The client disconnected.
@@ -61,12 +61,12 @@ class BodyMemory:
             raise
 
     def release(self, size: int) -> None:
-        """Free the memory of a body of `size` bytes."""
+        """Release the memory of a body of `size` bytes."""
         self.used -= size
 
 
 class _Routing(msgspec.Struct):
-    """Fields of a request that the gateway reads; msgspec skips all others without creating objects."""
+    """Fields of a request that the gateway reads. msgspec skips all others without creating objects."""
 
     model: str | None = None
     stream: msgspec.Raw = msgspec.Raw(b"")
@@ -77,7 +77,7 @@ _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def parse_routing(body: bytes) -> tuple[str | None, bool]:
-    """Return the model name in a request, and whether its response is streamed.
+    """Return the model name in a request body, and whether the response is to be streamed.
 
     Raises AdmissionRefusedError if the body is invalid.
     """
@@ -86,7 +86,7 @@ def parse_routing(body: bytes) -> tuple[str | None, bool]:
 
 
 def replace_model(body: bytes, model: str) -> bytes:
-    """Return the body with the model name `model`. Raises AdmissionRefusedError if the body is invalid."""
+    """Return the body with `model` as its model name. Raises AdmissionRefusedError if the body is invalid."""
     return msgspec.json.encode({**decode(_MEMBERS.decode, body), "model": model})
 
 
@@ -141,7 +141,7 @@ def format_event(data: bytes) -> bytes:
 
 
 def format_comment(text: str) -> bytes:
-    """Format a server-sent-events comment, which keeps the connection alive and is ignored by clients."""
+    """Format a comment in a server-sent event stream, which keeps the connection alive and which clients ignore."""
     return b": " + text.encode() + b"\n\n"
 
 
@@ -150,10 +150,10 @@ class ClientGoneError(Exception):
 
 
 async def run_while_connected(receive: Receive, work: Callable[[], Any]) -> None:
-    """Run `work` while the client is connected.
+    """Run `work` as long as the client is connected.
 
     Raises:
-        ClientGoneError: The client disconnected first; `work` was cancelled.
+        ClientGoneError: The client disconnected first, and `work` was cancelled.
     """
     ours = asyncio.current_task()
     assert ours is not None
@@ -181,7 +181,7 @@ _HOP = frozenset(
     b"connection http2-settings keep-alive proxy-authenticate proxy-authorization te trailer trailers transfer-encoding"
     b" upgrade".split()
 )
-# A client's keys and cookies are only for the gateway.
+# A client's keys and cookies are meant only for the gateway.
 _SECRET = frozenset((b"authorization", b"x-api-key", b"cookie", b"x-coldstart-admin-key"))
 _NOT_SENT = _HOP | _SECRET | {b"host", b"content-length", b"x-request-id", b"expect"}
 _NOT_PASSED = _HOP | {b"x-request-id", b"server", b"date", b"server-timing"}
@@ -197,24 +197,24 @@ STREAM_HEADERS = (
 
 
 def choose_request_id(scope: Scope) -> bytes:
-    """Return the client's request ID if it is valid, else a new one."""
+    """Return the client's request ID if it is valid, or a new one otherwise."""
     given: bytes = dict(scope["headers"]).get(b"x-request-id", b"")
     return given if _REQUEST_ID.fullmatch(given) else uuid4().hex.encode()
 
 
 def filter_request_headers(scope: Scope, number: bytes, key: str) -> Headers:
-    """Return the headers that the server receives, with the request ID `number` and the server's own API key, if any."""
+    """Return the headers that the server receives, with the request ID `number` and the server's own API key if it has one."""
     given = [(name, value) for name, value in scope["headers"] if name not in _NOT_SENT]
     return [*given, *build_auth_header(key), (b"x-request-id", number)]
 
 
 def build_auth_header(key: str) -> Headers:
-    """Return the Authorization header with a server's own API key; empty without a key."""
+    """Return the Authorization header with a server's own API key, or no header if `key` is empty."""
     return [(b"authorization", b"Bearer " + key.encode())] if key else []
 
 
 def find_server_key(args: Arguments) -> str:
-    """Return the API key that a model's server requires, from its arguments or the environment; empty if it requires none."""
+    """Return the API key that a model's server requires, from its arguments or the environment, or "" if it requires none."""
     keys = args.value("api_key")
     if isinstance(keys, (list, tuple)):
         keys = keys[0] if keys else None
@@ -222,7 +222,7 @@ def find_server_key(args: Arguments) -> str:
 
 
 def filter_response_headers(headers: Headers, *, streams: bool) -> Headers:
-    """Return the server's headers that the client receives; with `streams`, disable buffering by proxies."""
+    """Return the server's headers that the client receives. If `streams` is set, disable buffering by proxies."""
     passed = [(name.lower(), value) for name, value in headers if name.lower() not in _NOT_PASSED]
     return [*passed, UNBUFFERED] if streams else passed
 

@@ -24,10 +24,10 @@ Document = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class StatusMetric:
-    """Metric with the value at `path` in the status document, such as `host.memory_bytes`. Text counts as 1, and "" as 0.
+    """Metric whose value is at `path` in the status document, such as `host.memory_bytes`. Text counts as 1, and "" as 0.
 
-    A path into a list, such as `models.held`, yields one value for each model that has the field; a mapping yields one
-    for each HTTP status. With `choices`, the value is 1 for the choice that the field equals, and 0 for the others.
+    A path into a list, such as `models.held`, yields one value for each model that has the field. A mapping yields one value
+    for each HTTP status. If `choices` is set, the value is 1 for the choice that the field equals, and 0 for the others.
     """
 
     name: str
@@ -85,7 +85,7 @@ HOST = (
 
 
 class Metrics(Collector):
-    """Counters that are updated when requests end, and `figures` of the status document, which is read on demand."""
+    """Counters that are updated when requests end, and `figures` from the status document, which is read on demand."""
 
     def __init__(
         self,
@@ -134,14 +134,14 @@ class Metrics(Collector):
         return ()
 
     def count_client(self, name: str, outcome: str) -> None:
-        """Count a request of the client `name`; `outcome` is "admitted" or the reason of the rejection."""
+        """Count a request of the client `name`. `outcome` is "admitted", or the reason for the rejection."""
         self._clients.labels(name, outcome).inc()
 
     def count_response(self, model: str, code: int, queued_s: float | None, first_s: float | None) -> None:
         """Count the response to an admitted request, with the HTTP status `code`.
 
-        The request was forwarded after `queued_s` seconds, and the first chunk arrived after `first_s` seconds; None if
-        neither happened.
+        The request was forwarded after `queued_s` seconds, and the first chunk arrived after `first_s` seconds. Each is None
+        if that did not happen.
         """
         self._responses.labels(model, str(code)).inc()
         if queued_s is not None:
@@ -155,7 +155,7 @@ class Metrics(Collector):
 
 
 class EventRecorder:
-    """Recorder of the events of one host: updates facts and metrics, and writes the log."""
+    """Recorder of the events of one host. It updates facts and metrics, and writes the log."""
 
     def __init__(self, log: Log, facts: HostFacts, status: Callable[[], Mapping[str, Any]]) -> None:
         self.log, self.facts = log, facts
@@ -182,7 +182,7 @@ class EventRecorder:
         )
 
     def record_start(self, name: str, ready: Ready, mode: str, seconds: float) -> None:
-        """Record that a server is ready or woke up, `seconds` after its start was ordered."""
+        """Record that a server became ready or woke up, `seconds` seconds after its start was ordered."""
         facts, document = self.facts.get_model(name), ready.document
         facts.starts += 1
         facts.mode, facts.pid, facts.gpu_memory_bytes = ready.mode, ready.pid, None
@@ -211,7 +211,7 @@ class EventRecorder:
             self.log.write("fallback", model=name, **one.encode())
 
     def record_failed_start(self, name: str, reason: str, seconds: float) -> None:
-        """Record that a start failed."""
+        """Record that a start failed after `seconds` seconds."""
         self.facts.failed_starts += 1
         self._remember(name, None, seconds, reason, {})
         self._failed.labels(name).inc()
@@ -223,12 +223,12 @@ class EventRecorder:
         self.log.write("prewarm missed", model=name, reason=reason)
 
     def record_end(self, name: str) -> None:
-        """Record that the model has no running server."""
+        """Record that the model no longer has a running server."""
         facts = self.facts.get_model(name)
         facts.mode = facts.pid = facts.gpu_memory_bytes = None
 
     def register_models(self, file: HostFile) -> None:
-        """Register the models of a new configuration in the status table."""
+        """Register the models of a new configuration in the metrics and the facts."""
         for name, launch in file.catalogue.launches.items():
             # Prometheus sees no increase in a counter whose first value is 1.
             self._failed.labels(name)

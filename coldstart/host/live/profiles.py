@@ -1,7 +1,7 @@
-"""Bundle, memory, start time and devices of models, before their first start on this host.
+"""Bundle, memory, start time and devices of models before their first start on this host.
 
-The section `stages` of a bundle contains the time to ready and the memory use of its verification run: on the CPU the
-proportional set size of its processes, on GPUs the peak of all devices together.
+The `stages` section of a bundle records how long its verification run took to become ready, and how much memory it used: on
+the CPU the proportional set size of its processes, on GPUs the peak of all devices together.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from coldstart.system.proc import processes
 
 
 def look_up_model(launch: Launch, cache: Cache, *, offline: bool) -> Lookup:
-    """Look up the bundle of a launch. With `weights_from`, the model's weights need not be on this machine.
+    """Look up the bundle of a launch. If `weights_from` is set, the model's weights need not be on this machine.
 
     Raises the errors of `inspection.look_up`.
     """
@@ -44,7 +44,7 @@ def look_up_model(launch: Launch, cache: Cache, *, offline: bool) -> Lookup:
 
 
 def adopt_arguments(launch: Launch, cache: Cache, *, offline: bool) -> tuple[Arguments, str]:
-    """Return the arguments and the name of the newest trusted bundle of the launch's model; both are empty without one.
+    """Return the arguments and the name of the newest trusted bundle of the launch's model. Both are empty if there is none.
 
     Raises the errors of `inspection.look_up`, and NoBundleError if `on_miss` is "fail" and the only bundle is untrusted.
     """
@@ -57,7 +57,10 @@ def adopt_arguments(launch: Launch, cache: Cache, *, offline: bool) -> tuple[Arg
 
 
 def look_up_launch(launch: Launch, cache: Cache, *, offline: bool) -> Lookup:
-    """Look up the bundle of a launch. Raises the errors of `inspection.look_up`, and NoBundleError if `on_miss` is "fail"."""
+    """Look up the bundle of a launch.
+
+    Raises the errors of `inspection.look_up`, and NoBundleError if there is no bundle and `on_miss` is "fail".
+    """
     found = look_up_model(launch, cache, offline=offline)
     if found.bundle is None and launch.on_miss == FAIL:
         raise inspection.build_miss_error(
@@ -66,7 +69,7 @@ def look_up_launch(launch: Launch, cache: Cache, *, offline: bool) -> Lookup:
     return found
 
 
-# Assumptions: vLLM's default KV cache on the CPU, the libraries of its two processes, and the time of an ordinary start.
+# Assumptions: vLLM's default KV cache on the CPU, the libraries of its two processes, and the duration of an ordinary start.
 ASSUMED_KV = 4 << 30
 ASSUMED_RUNTIME = 1 << 30
 ASSUMED_START_S = 60.0
@@ -77,8 +80,8 @@ RUNTIME_TEMPLATE_BYTES = 540 << 20
 def create_profiles(cache: Cache, *, offline: bool) -> Profiles:
     """Return a function that reads the profile of a launch from its bundle.
 
-    The function raises the errors of a lookup, NoBundleError if the launch requires a bundle, and UsageError if the
-    memory is unknown.
+    The function raises the errors of a lookup, NoBundleError if the launch requires a bundle, and UsageError if the memory is
+    unknown.
     """
 
     def profile(launch: Launch) -> Profile:
@@ -92,15 +95,15 @@ def create_profiles(cache: Cache, *, offline: bool) -> Profiles:
 
 
 def find_template_bytes() -> int:
-    """Return the memory to reserve for a runtime template in bytes; 0 on a GPU, where it uses no device memory."""
+    """Return the bytes of memory to reserve for a runtime template: 0 on a GPU, where it uses no device memory."""
     return RUNTIME_TEMPLATE_BYTES if runtime.targets_cpu() else 0
 
 
 def choose_profile(launch: Launch, found: Lookup, memory: int | None = None) -> Profile:
-    """Return the memory and start time measured by the bundle's verification run; on the CPU, estimate them if there is none.
+    """Return the memory and start time from the bundle's verification run. If there is none, estimate them on the CPU.
 
-    `memory` is the size in bytes that the user specified. Raises UsageError if the CPU estimate needs local weights that
-    are missing, or if the GPU memory is unknown: vLLM uses as much of it as it is allowed to.
+    `memory` is the size in bytes that the user specified. Raises UsageError if the CPU estimate needs local weights that are
+    missing, or if the GPU memory is unknown, because vLLM uses as much of it as it is allowed to.
     """
     proof, on_cpu = found.bundle and inspection.read_proof(found.bundle), runtime.targets_cpu()
     if proof and (known := memory or (proof.memory_bytes if on_cpu else proof.device_bytes)):
@@ -116,12 +119,12 @@ def choose_profile(launch: Launch, found: Lookup, memory: int | None = None) -> 
 
 
 def measure_weights(model: Path | None) -> int:
-    """Return the size of the weights in a model directory in bytes; 0 without weights."""
+    """Return the size in bytes of the weights in a model directory, or 0 if there are none."""
     return 0 if model is None else sum(file.stat().st_size for file in weight_files(model))
 
 
 def estimate_profile(launch: Launch, model: Path | None) -> Profile:
-    """Estimate a profile from the sizes of weights and KV cache. Raises UsageError without local weights."""
+    """Estimate a profile from the sizes of the weights and the KV cache. Raises UsageError if there are no local weights."""
     weights = measure_weights(model)
     if not weights:
         raise UsageError(
@@ -133,7 +136,7 @@ def estimate_profile(launch: Launch, model: Path | None) -> Profile:
 
 
 def set_device_memory(file: HostFile) -> HostFile:
-    """Set the memory per device to that of the smallest device that models use, unless the configuration sets it.
+    """Set the memory per device to that of the smallest device that a model uses, unless the configuration sets it.
 
     Raises UsageError if a model uses a device that the host cannot see.
     """
@@ -158,7 +161,7 @@ def set_device_memory(file: HostFile) -> HostFile:
 
 
 def build_device_environment(launch: Launch) -> Mapping[str, str]:
-    """Return the environment variables that restrict a server to its devices; empty if it can use all."""
+    """Return the environment variables that restrict a server to its devices. Empty if it may use all of them."""
     if not launch.devices:
         return {}
     visible = os.environ.get(nvml.VISIBLE)
@@ -168,7 +171,7 @@ def build_device_environment(launch: Launch) -> Mapping[str, str]:
 
 
 class MemoryMeter:
-    """MemoryMeter of the memory of a process and its descendants, in bytes; None if it cannot be measured.
+    """Measures the memory of a process and its descendants in bytes. A method returns None if it cannot measure the memory.
 
     Its methods raise ProcessLookupError if the process has exited.
     """
@@ -177,9 +180,9 @@ class MemoryMeter:
         self.on_cpu = on_cpu
 
     def measure_process(self, pid: int) -> int | None:
-        """Return the proportional set size on the CPU; None on a GPU, where reservations keep their estimates."""
+        """Return the proportional set size on the CPU, or None on a GPU, where reservations keep their estimates."""
         return processes.measure_pss_bytes(processes.list_tree(pid)) if self.on_cpu else None
 
     def measure_gpu(self, pid: int) -> int | None:
-        """Return the GPU memory that the driver reports; None on the CPU."""
+        """Return the GPU memory that the driver reports, or None on the CPU."""
         return None if self.on_cpu else nvml.read_tree_memory(pid)

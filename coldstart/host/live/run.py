@@ -40,7 +40,7 @@ from coldstart.system.proc.processes import has_terminal
 
 @dataclass(frozen=True)
 class HostOptions:
-    """Endpoint and behavior of a host; `config` is the configuration file to watch."""
+    """Endpoint and behavior of a host. `config` is the configuration file to watch."""
 
     cache: Cache
     endpoint: GatewayEndpoint = field(default_factory=GatewayEndpoint)
@@ -51,7 +51,10 @@ class HostOptions:
 
 
 class ModelHost:
-    """One run of the host. `source` reads the configuration again; `announce` receives the URL once the host listens."""
+    """One run of the host. `source` is called to read the configuration again.
+
+    `announce` is called with the URL once the host listens.
+    """
 
     def __init__(
         self,
@@ -69,7 +72,7 @@ class ModelHost:
         self._known = options.config and find_state(options.config)
 
     def run(self) -> int:
-        """Run until a signal arrives; return the exit code, 128 + signal number.
+        """Run until a signal arrives. Return the exit code, which is 128 plus the signal number.
 
         Raises UsageError if the host cannot listen.
         """
@@ -139,14 +142,14 @@ class ModelHost:
             self.driver.lifecycle.kill()
 
     def _hang_up(self) -> None:
-        """Stop the host if its terminal was closed; otherwise reload the configuration file."""
+        """Stop the host if its terminal was closed. Otherwise reload the configuration file."""
         if not self._stops_with_terminal or has_terminal():
             self._tasks.spawn(self._reread())
         elif not self.caught:  # the kernel and the shell may both report the closed terminal
             self._stop(signal.SIGHUP)
 
     def _stop_on_request(self) -> int:
-        """Stop as on the first SIGTERM; return the number of running requests. Later calls change nothing."""
+        """Stop as on the first SIGTERM, and return the number of running requests. Later calls only return that number."""
         if not self.caught:
             self._stop(signal.SIGTERM)
         return sum(len(model.in_flight) for model in self.driver.core.models.values())
@@ -161,11 +164,10 @@ class ModelHost:
             await self.reload()
 
     async def reload(self) -> dict[str, Any]:
-        """Reload the configuration and the client keys; return the changes of the configuration.
+        """Reload the configuration and the client keys. Return the changes to the configuration.
 
         Raises:
-            UsageError: The host is stopping, or a file is invalid. The previous content of an invalid file remains in
-                effect.
+            UsageError: The host is stopping, or a file is invalid. The previous content of an invalid file remains in effect.
         """
         self._known = self.options.config and find_state(self.options.config)
         # Serialize reloads, so that an older version of the file does not replace a newer one.

@@ -1,7 +1,7 @@
-"""Log of one server: the newest part of its standard output and error.
+"""Log of one server: the most recent part of its standard output and error.
 
-The server keeps the file open, so its newest bytes are copied to `NAME.1` and the file is truncated in place. Lines
-written between the two steps are lost, as with logrotate's copytruncate.
+The server keeps the file open, so its newest bytes are copied to `NAME.1` and the file is truncated in place. Lines written
+between these two steps are lost, as with logrotate's copytruncate.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ FOLLOW_S = 0.2
 
 
 class ServerLog:
-    """Log file to which a server appends. No method raises OSError, because a log error must not stop a server."""
+    """Log file to which a server appends. No method raises OSError, because a failure of the log must not stop a server."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.before = path, path.with_name(f"{path.name}.1")
 
     def bound(self, limit: int = LIMIT) -> None:
-        """If the file exceeds `limit` bytes, copy its newest `limit` bytes to the previous file and truncate it."""
+        """If the file exceeds `limit` bytes, copy its newest `limit` bytes to the previous file, and truncate it."""
         with suppress(OSError), self.path.open("rb") as file:
             if os.fstat(file.fileno()).st_size > limit:
                 file.seek(-limit, os.SEEK_END)
@@ -40,7 +40,7 @@ class ServerLog:
                 os.truncate(self.path, 0)
 
     def tail(self, size: int) -> str:
-        """Return the last `size` bytes of the log, from the start of a line, with secrets masked."""
+        """Return the last `size` bytes of the log, beginning at the start of a line and with secrets masked."""
         text = b""
         for path in (self.before, self.path):
             with suppress(OSError), path.open("rb") as file:
@@ -51,7 +51,7 @@ class ServerLog:
         return secrets.redact_text(text.decode(errors="replace"))
 
     async def follow(self, size: int, ended: asyncio.Future[str]) -> AsyncIterator[str]:
-        """Yield the last `size` bytes and all later lines until the future `ended` is done, with secrets masked."""
+        """Yield the last `size` bytes and all later lines until `ended` is done, with secrets masked."""
         with suppress(OSError), self.path.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - size))
             if file.tell():
@@ -75,7 +75,7 @@ class ServerLog:
                     await asyncio.wait([ended], timeout=FOLLOW_S)
 
     def find_error(self) -> str:
-        """Return the error that ended the server (`exits.find_last_error`); empty if the log contains none."""
+        """Return the error that ended the server (see `exits.find_last_error`), or "" if the log contains none."""
         with suppress(OSError):
             return exits.find_last_error(self.path) or ""
         return ""

@@ -1,10 +1,10 @@
-"""Server processes of a gateway, each observed over its lease, which is a connection to its supervisor.
+"""Server processes of a gateway. Each one is observed over its lease, which is a connection to its supervisor.
 
-The end of the lease reports the exit of the server, for any reason. It also reports an order that was never started
+The end of the lease reports the exit of the server, whatever the reason. It also reports that an order was never started,
 because the starter process was killed or replaced. The socket and log of a server are deleted when it exits.
 
-Invariant: a starter process that has exited, or that does not start an order in time, is replaced. Its forked supervisors
-continue.
+Invariant: a starter process that has exited, or that does not start an order in time, is replaced. The supervisors that it
+forked continue.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class StartFailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Facts about a ready server: start mode, PID (None without a process to measure), and its ready file as `document`."""
+    """A ready server: its start mode, its PID (None if there is no process to measure), and its ready file (`document`)."""
 
     mode: str
     pid: int | None
     document: Mapping[str, Any]
 
     def add_wait(self, waited_s: float) -> Ready:
-        """Return the same facts with an additional first phase: the start waited `waited_s` seconds for its template."""
+        """Return a copy with an additional first phase, in which the start waited `waited_s` seconds for its template."""
         wait = Timeline([Span("wait for the template", 0.0, waited_s, "host")])
         spans = [
             {**span, "start_s": span["start_s"] + waited_s, "end_s": span["end_s"] + waited_s}
@@ -71,12 +71,12 @@ LOOK_AT_LOG_S = 10.0
 
 
 class ModelServer:
-    """Server process, or template process, from its start order to its exit, observed over its `lease`.
+    """A server process or template process, from its start order to its exit, observed over its `lease`.
 
-    The future `ready` raises StartFailedError. The future `ended` returns the reason of the exit, after the server's
-    files were deleted; `was_killed` is then True if another program killed it with SIGKILL. `progress` is the last
-    reported progress of the start; None before the first report and after the start. The server listens at `socket`
-    unless its order sets another address.
+    The future `ready` raises StartFailedError if the start fails. The future `ended` returns the reason for the exit after
+    the server's files have been deleted. `was_killed` is then True if another program killed it with SIGKILL. `progress` is
+    the last progress that the start reported, or None before the first report and after the start. The server listens on
+    `socket` unless its order sets another address.
     """
 
     def __init__(self, path: Path, log: Path, lease: socket.socket) -> None:
@@ -98,11 +98,11 @@ class ModelServer:
         self._looks = loop.call_later(LOOK_AT_LOG_S, self._look)
 
     def stop(self) -> None:
-        """Ask the server to exit; a second call stops it by force."""
+        """Ask the server to exit. A second call stops it by force."""
         self._signal(signal.SIGTERM)
 
     def retire(self) -> None:
-        """Retire a template: it exits after all processes forked from it."""
+        """Retire a template, which then exits after all processes forked from it."""
         self._signal(signal.SIGUSR1)
 
     def kill(self) -> None:
@@ -113,7 +113,7 @@ class ModelServer:
             self._close()
 
     def is_stopped(self) -> bool:
-        """Return whether any process of the server is suspended by a signal (state T). Blocks."""
+        """Return whether a signal has suspended any process of the server (state T). Blocks."""
         return any(tree.is_stopped() for tree in self._trees)
 
     def _signal(self, number: int) -> None:
@@ -182,14 +182,14 @@ class ModelServer:
         self.ended.set_result(self._reason)
 
 
-# Time in seconds until a server that was asked to exit is stopped by force.
+# Seconds after which a server that was asked to exit is stopped by force.
 PATIENCE_S = 20.0
-# Time in seconds for its supervisor to stop it by force, before all its processes are killed.
+# Seconds that its supervisor has to stop it by force before all its processes are killed.
 FORCE_S = 5.0
 
 
 async def stop_by_force(server: ModelServer) -> None:
-    """Ask a server to exit, then have its supervisor stop it by force, then kill all its processes; return after its exit."""
+    """Stop a server and wait for its exit: ask it, then have its supervisor stop it by force, then kill all its processes."""
     for ask, wait_s in ((server.stop, PATIENCE_S), (server.stop, FORCE_S), (server.kill, None)):
         ask()
         if (await asyncio.wait([server.ended], timeout=wait_s))[0]:
@@ -203,10 +203,10 @@ CHECKS_PER_TIMEOUT = 4
 async def await_hang(
     server: ModelServer, place: Path | tuple[str, int] | None, timeout_s: Callable[[], float]
 ) -> str:
-    """Wait until the server hangs, and return the reason. `place` is the address of its API server; None if it has none.
+    """Wait until the server hangs, and return the reason. `place` is the address of its API server, or None if it has none.
 
-    A server hangs if every check during `timeout_s()` seconds finds the same fault: one of its processes is suspended by
-    a signal, or its API server, once ready, does not answer GET /health.
+    A server hangs if every check during `timeout_s()` seconds finds the same fault: a signal has suspended one of its
+    processes, or its API server, once ready, does not answer GET /health.
     """
     probe = Upstream(place) if place is not None else None
     before, failed = "", 0
@@ -243,7 +243,7 @@ RESTART_S = 5.0
 
 
 class Starter:
-    """Factory of servers, which uses the starter process and restarts it if it exits."""
+    """Factory of servers. It uses a starter process, and restarts this process if it exits."""
 
     module = "coldstart.host.live.starter"
 
@@ -300,7 +300,7 @@ class Starter:
                 self.warm()
 
     def begin(self, order: StartOrder) -> ModelServer:
-        """Order the start of a server, or of a template for the servers started here, without waiting for it.
+        """Order the start of a server, or of a template for the servers that are started here, without waiting for it.
 
         Raises:
             OSError: The order cannot be sent.
@@ -350,10 +350,10 @@ class Starter:
 
 
 def create_host_directory() -> AbstractContextManager[Path]:
-    """Return a context manager that creates a directory for sockets and logs, and deletes directories of killed hosts.
+    """Return a context manager that creates a directory for sockets and logs, and deletes the directories of killed hosts.
 
-    Raises OSError.
+    Raises OSError if the directory cannot be created.
     """
-    # A server's socket has the longest path below the base directory.
+    # The socket of a server has the longest path in the base directory.
     base = paths.runtime_dir(len("/host-12345678/99999.sock"))
     return scratch.create_owned_directory(base, "host-")

@@ -1,8 +1,8 @@
-"""Starter process: it has imported all modules of a start, and forks one supervisor per server.
+"""Starter process: it imports all modules that a start needs, and forks one supervisor per server.
 
 A start takes about a second of CPU time, and a server must exit with its supervisor. Neither is possible in the gateway,
 whose event loop must not block. A supervisor is a small process that plans, starts and supervises one server as
-`coldstart serve` does, but saves the start of an interpreter and its imports (0.4 s).
+`coldstart serve` does, but without starting an interpreter and importing modules (0.4 s).
 
 The gateway has one connection to the starter and one to each supervisor. The latter is a lease: when it closes, for any
 reason, the server is stopped. A supervisor sends {"process": pid} for itself and each process of its start, {"progress":
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from coldstart.launch.template_pool import RunningTemplate
     from coldstart.system.timeline import Timeline
 
-# Time in seconds between the end of the lease and a forced stop of the server.
+# Seconds between the end of the lease and the forced stop of the server.
 GRACE_S = 10.0
 # Interval in seconds at which a retired template is checked for remaining servers.
 RETIRES_S = 0.5
@@ -53,11 +53,11 @@ Run = Callable[[Mapping[str, Any], json_lines.Channel], int]
 
 @dataclass(frozen=True, slots=True)
 class StartOrder:
-    """Order to start a server of `launch`, or a template of the level `template`.
+    """Order to start a server for `launch`, or a template of the level `template`.
 
-    `listen` contains vLLM's arguments for the listening address, by default a Unix socket. `environment` contains
-    additional variables. `pace` limits the rate at which weights are fetched. `servers.Starter` sets `cache`, `templates`
-    and `offline`.
+    `listen` contains vLLM's arguments for the listening address, which is a Unix socket by default. `environment` contains
+    additional variables. `pace` limits the rate at which weights are fetched. `servers.Starter` sets `cache`, `templates` and
+    `offline`.
     """
 
     launch: Launch
@@ -71,12 +71,12 @@ class StartOrder:
     offline: bool = False
 
     def encode(self) -> dict[str, Any]:
-        """Return the message for the starter process."""
+        """Encode the order as a message to the starter process."""
         return cast("dict[str, Any]", msgspec.to_builtins(self))
 
     @classmethod
     def parse(cls, message: Mapping[str, Any]) -> StartOrder:
-        """Decode the order in a message."""
+        """Decode an order from a message."""
         return msgspec.convert(message, cls, dec_hook=decode_arguments)
 
 
@@ -96,7 +96,7 @@ def import_start() -> None:
 
 
 def serve_forever(channel: json_lines.Channel, run: Run) -> None:
-    """Fork one process for each message. The message carries the lease and the log as file descriptors."""
+    """Fork one process for each message, which carries the lease and the log as file descriptors."""
     # Supervisors are not waited for: their leases report how they ended.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for message in channel.iterate_replies():
@@ -161,7 +161,7 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _forward_signals(channel: json_lines.Channel) -> None:
-    """Forward the gateway's signals to the main thread; stop the server when the lease ends."""
+    """Forward the gateway's signals to the main thread, and stop the server when the lease ends."""
     with suppress(Exception):
         for message in channel.iterate_replies():
             os.kill(os.getpid(), int(message["signal"]))
@@ -173,7 +173,7 @@ def _forward_signals(channel: json_lines.Channel) -> None:
 
 
 def supervise(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
-    """Start the server that the message describes, report its readiness, and supervise it; return its exit code.
+    """Start the server that the message describes, report when it is ready, and supervise it. Return its exit code.
 
     Raises the errors of planning and starting.
     """
@@ -228,7 +228,7 @@ def _request(order: StartOrder, listen: Sequence[str] = ()) -> ServeRequest:
 
 
 def _plan(request: ServeRequest) -> LaunchPlan:
-    """Return the launch plan. Raises the errors of `planning.plan`, with a hint for the operator of a host."""
+    """Return the launch plan. Raises the errors of `planning.plan`, with a hint for the host's operator."""
     from coldstart.launch import planning
 
     try:
@@ -252,8 +252,7 @@ def _template(order: StartOrder, level: str, channel: json_lines.Channel) -> int
 def _guard(template: RunningTemplate, channel: json_lines.Channel, stop: Callable[[], None]) -> int:
     """Wait until the template exits or its lease ends, then call `stop`.
 
-    After SIGUSR1, or after a start has discarded an unresponsive template, stop it when its last forked process has
-    exited.
+    After SIGUSR1, or after a start has discarded an unresponsive template, stop it when its last forked process has exited.
     """
     import select
 

@@ -1,6 +1,6 @@
-"""Runtime template of a host: a process that has imported vLLM, from which the servers of all models are forked.
+"""Runtime template of a host: a process that has imported vLLM, and from which the servers of all models are forked.
 
-It is not a tier of a model: it shortens every start from `stopped`. The host reserves its memory while the configuration
+It is not a tier of a model. It shortens every start from `stopped`. The host reserves its memory as long as the configuration
 requires a template.
 """
 
@@ -17,12 +17,12 @@ from coldstart.host.specification import HostSettings
 from coldstart.host.status import HostFacts
 
 RUNTIME = "runtime"
-# Time in seconds until a template that failed or exited is restarted. A killed template is restarted immediately.
+# Seconds after which a template that failed or exited is restarted. A killed template is restarted immediately.
 AGAIN_S = 60.0
 
 
 class RuntimeTemplate:
-    """Runtime template of one host."""
+    """The runtime template of one host."""
 
     def __init__(self, servers: Starter, log: Log, facts: HostFacts) -> None:
         self.servers, self.log, self.facts = servers, log, facts
@@ -35,7 +35,7 @@ class RuntimeTemplate:
         self._again: asyncio.TimerHandle | None = None
 
     def configure(self, launches: Collection[Launch], settings: HostSettings) -> None:
-        """Start a template if a model uses one. If no model does, retire it: it exits after its last forked server."""
+        """Start a template if any model uses one. Otherwise retire it, so that it exits after its last forked server."""
         self._ready_timeout_s = settings.ready_timeout_s
         self._launches = [one for one in launches if settings.runtime_template and one.mode in FORKED]
         if self._launches and self._process is None:
@@ -86,7 +86,7 @@ class RuntimeTemplate:
         self.facts.template_error = reason
 
     async def wait(self, launch: Launch) -> bool:
-        """Wait until the template is ready or has failed, if this launch uses it; return False after the timeout.
+        """Wait until the template is ready or has failed, if this launch uses it. Return False if this takes too long.
 
         Without the template, the start would have to import the same modules.
         """
@@ -96,7 +96,7 @@ class RuntimeTemplate:
         return bool(done)
 
     def drain(self) -> None:
-        """Start no further template, and stop one that is still starting."""
+        """Start no more templates, and stop one that is still starting."""
         self._is_draining = True
         if self._again is not None:
             self._again.cancel()

@@ -24,7 +24,7 @@ CONNECT_S = 10.0
 # Shorter than vLLM's keep-alive (5 s), so that no connection is reused while the server closes it.
 KEEP_ALIVE_S = 3.0
 CROWDED_S = 0.005
-# A machine whose network link is cut sends nothing, so its kernel is probed every second and must respond within this time.
+# A machine whose network link is cut sends nothing, so its kernel is probed every second and must respond within SILENT_S.
 PROBE_S, SILENT_S = 1, 1.9
 # A busy server may not read a large request for a while, so such a request gets more time.
 LARGE, LARGE_SILENT_S = 1 << 15, 10.0
@@ -45,11 +45,14 @@ class AbortedError(DisconnectedError):
 
 
 class StreamInterruptedError(Exception):
-    """The response was interrupted, and the exchange must continue it at another replica; all earlier data was delivered."""
+    """The response was interrupted, and the exchange must continue it on another replica. All earlier data was delivered."""
 
 
 class UpstreamResponse:
-    """Response of a server, an async context manager: on entry the headers are complete, on exit the connection is freed."""
+    """Response of a server, used as a context manager.
+
+    The headers are complete on entry, and the connection is freed on exit.
+    """
 
     def __init__(self, upstream: Upstream, pending: asyncio.Task[aiohttp.ClientResponse]) -> None:
         self._upstream, self._pending = upstream, pending
@@ -82,7 +85,7 @@ class UpstreamResponse:
         return self._response is not None and self._response.content.is_eof()
 
     async def read_chunk(self) -> bytes:
-        """Return the data that arrived since the last call; empty at the end of the response.
+        """Return the data that has arrived since the last call, or b"" at the end of the response.
 
         Raises:
             DisconnectedError: The response ended too early.
@@ -110,7 +113,7 @@ class UpstreamResponse:
         return b"".join(parts)
 
     def interrupt(self) -> None:
-        """Interrupt this response, so that the exchange continues it at another replica."""
+        """Interrupt this response, so that the exchange continues it on another replica."""
         self._interrupted = True
         if self._response is None:
             self._pending.cancel()
@@ -118,7 +121,7 @@ class UpstreamResponse:
             self._response.content.set_exception(StreamInterruptedError())
 
     def abort(self) -> None:
-        """Close the connection unless the response was read to its end."""
+        """Close the connection unless the response has been read to its end."""
         self._upstream.responses.discard(self)
         if self._response is None:
             self._pending.cancel()
@@ -143,9 +146,9 @@ def _describe(error: Exception) -> DisconnectedError:
 
 
 class Upstream:
-    """Connections to the server at `address`, a Unix socket or a host and port.
+    """Connections to the server at `address`, which is a Unix socket or a host and port.
 
-    Idle connections are closed after KEEP_ALIVE_S. `responses` are the responses in progress.
+    Idle connections are closed after KEEP_ALIVE_S seconds. `responses` are the responses in progress.
     """
 
     def __init__(self, address: Path | tuple[str, int], *, connect_s: float = CONNECT_S) -> None:
@@ -244,10 +247,10 @@ def _create_socket(address: Any, silent_s: float) -> socket.socket:
 
 
 class Replica:
-    """Server of the model `name`, reached over `upstream`; it requires the API key `key` unless that is empty.
+    """A server of the model `name`, reached over `upstream`. It requires the API key `key` unless that is empty.
 
-    `mode` is its start mode, and `start_s` the duration of its start in seconds. The lock `send_lock` sends requests that
-    waited together one after another. `fault` is the reason why the gateway killed the server; empty if it did not.
+    `mode` is its start mode, and `start_s` is the duration of its start in seconds. `send_lock` makes requests that waited
+    together be sent one after another. `fault` is the reason why the gateway killed the server, or "" if it did not.
     """
 
     def __init__(self, name: str, upstream: Upstream, key: str = "") -> None:

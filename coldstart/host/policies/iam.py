@@ -22,14 +22,14 @@ from coldstart.host.policies.protocol import Costs, take_first
 UPDATE_S, REBUILD_S = 10.0, 1.0
 SMOOTHING = 0.2
 UNKNOWN_RATE = 1e-9
-"""Requests per second of a model that was requested once; such models are ordered by P/S."""
+"""Requests per second of a model that has been requested once. Such models are ordered by P/S."""
 
 Entry = tuple[float, int, str]
 """Rank, order of entry, model."""
 
 
 class IAM:
-    """Eviction policy that evicts the least important model (mCache, Algorithm 1)."""
+    """Evicts the least important models first (mCache, Algorithm 1)."""
 
     def __init__(self, costs: Costs, capacity: int, bias: float = 1.0) -> None:
         self.costs, self._bias = costs, bias
@@ -51,13 +51,13 @@ class IAM:
             self._requested[model] = self._rank(model, now)
 
     def utility(self, model: str, now: float) -> float:
-        """Return the utility of a model (equation 1), in seconds lost per byte and second."""
+        """Return the utility of a model (equation 1): the seconds lost per byte freed, times its requests per second."""
         rate = 1 / self._gap[model] if model in self._gap else UNKNOWN_RATE
         return self.costs[model].density * rate
 
     def record_load(self, model: str, now: float) -> None:
         rank = self._requested.pop(model, None)
-        # A pinned model is loaded without a request.
+        # A pinned model may be loaded without a request.
         rank = self._rank(model, now) if rank is None else rank
         self._cached.add(model)
         self._entered += 1

@@ -32,9 +32,9 @@ Item = tuple[float, int, str]
 
 
 def find_cheapest_victims(items: Sequence[Item], need: int, credit: float) -> list[str]:
-    """Return the cheapest set of models that uses at least `need` bytes, or all models if they use less.
+    """Return the cheapest set of models that together use at least `need` bytes, or all models if they use less.
 
-    From each of the first SEEDS models, the search completes a set in density order and removes models that are not
+    For each of the first SEEDS models, the search completes a set in density order, and then removes models that are not
     needed.
     """
     ranked = sorted(items)
@@ -89,13 +89,13 @@ LEARNING = 0.01
 CREDIT = 0.25
 """Credit for bytes freed beyond the need, as a fraction of their price."""
 TEMPO = 0.002
-"""Learning rate of the mean time between requests of all models, per request."""
+"""Learning rate, per request, of the mean time between the requests of all models."""
 
 Floats = NDArray[np.float64]
 
 
 class Predictive:
-    """Eviction policy that evicts the set of models with the lowest expected cost per second."""
+    """Evicts the set of models whose loss has the lowest expected cost per second."""
 
     def __init__(self, costs: Costs, capacity: int) -> None:
         self.costs = costs
@@ -121,7 +121,7 @@ class Predictive:
         self._get_or_add_row(model, now)
 
     def record_eviction(self, model: str, now: float) -> None:
-        """Do nothing: the request history of the model predicts its next request."""
+        """Do nothing, because the model's request history still predicts its next request."""
 
     def choose_victims(self, free: Collection[str], need: int, now: float) -> Sequence[str]:
         names = list(free)
@@ -134,7 +134,7 @@ class Predictive:
         return find_cheapest_victims(items, need, CREDIT)
 
     def hazard(self, names: Sequence[str], now: float) -> Floats:
-        """Return the hazard h of the next request of each model, in requests per second."""
+        """Return the hazard h of each model's next request, in requests per second."""
         rows = np.array([self._rows[name] for name in names], dtype=np.intp)
         age = np.maximum(0.0, now - self._latest[rows])[:, None]
         a, b = self._count[rows] + PRIOR, self._span[rows] + self._prior_span()
@@ -147,7 +147,7 @@ class Predictive:
         self._requests, self._now = self._requests + 1, now
 
     def _prior_span(self) -> float:
-        """Return PRIOR times the mean gap of one model in seconds: that of all requests times the number of models."""
+        """Return PRIOR times the mean gap of one model in seconds: the mean gap of all requests times the number of models."""
         return PRIOR * max(1e-3, self._between * len(self._rows))
 
     def _learn(self, a: Floats, b: Floats, gap: float) -> None:
@@ -171,7 +171,7 @@ class Predictive:
 
 
 def _hazard(weights: Floats, a: Floats, b: Floats, age: Floats) -> Floats:
-    """Return the hazard of the mixture for each model. `a`, `b`: models x laws; `age`: models x 1, seconds."""
+    """Return the hazard of the mixture for each model. `a` and `b` are models x laws, and `age` is models x 1 in seconds."""
     log = np.log(weights + 1e-12) + a * np.log(b / (b + age))
     share = np.exp(log - log.max(axis=1, keepdims=True))
     found: Floats = (share * a / (b + age)).sum(axis=1) / share.sum(axis=1)

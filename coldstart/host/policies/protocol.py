@@ -1,6 +1,6 @@
 """Interface of eviction policies, the cost of evicting a model, and the LRU policy.
 
-Invariant: a policy reserves no memory and starts no process. The live host and the simulator use the same policies.
+Invariant: a policy neither reserves memory nor starts a process. The live host and the simulator use the same policies.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class ModelCost:
-    """Memory of a resident model in bytes (S, above 0), and the seconds to start it again after an eviction (P)."""
+    """Memory of a resident model in bytes (S, above 0), and the seconds it takes to start it again after an eviction (P)."""
 
     memory: int
     penalty_s: float
 
     @property
     def density(self) -> float:
-        """Return P/S: seconds lost per byte freed."""
+        """Return P/S, the seconds lost per byte freed."""
         return self.penalty_s / self.memory
 
 
@@ -28,26 +28,26 @@ Costs = Mapping[str, ModelCost]
 
 
 class Policy(Protocol):
-    """Policy that chooses which models to evict. `now` is in seconds on one monotonic clock."""
+    """Chooses which models to evict. `now` is in seconds on one monotonic clock."""
 
     def record_request(self, model: str, now: float, resident: bool) -> None:
-        """Record a request, before the load that it may cause. `resident` is true if the model already has its memory."""
+        """Record a request, before any load that it causes. `resident` is True if the model already has its memory."""
 
     def record_load(self, model: str, now: float) -> None:
-        """Record that the model starts and its memory is reserved."""
+        """Record that the model is starting and its memory is reserved."""
 
     def record_eviction(self, model: str, now: float) -> None:
-        """Record that the memory of the model is freed, for any reason."""
+        """Record that the model's memory is being freed, for any reason."""
 
     def choose_victims(self, free: Collection[str], need: int, now: float) -> Sequence[str]:
         """Return models from `free` that together use at least `need` bytes, or all of them if they use less.
 
-        `free` contains the models that can be evicted: loaded, not busy, not pinned. The call does not change the policy.
+        `free` contains the models that can be evicted: loaded, not busy and not pinned. The call does not change the policy.
         """
 
 
 def take_first(order: Iterable[str], need: int, costs: Costs) -> list[str]:
-    """Return the first models in eviction order that together use at least `need` bytes."""
+    """Return the first models in eviction order that together use at least `need` bytes, or all of them if they use less."""
     chosen: list[str] = []
     for model in order:
         if need <= 0:
@@ -58,11 +58,11 @@ def take_first(order: Iterable[str], need: int, costs: Costs) -> list[str]:
 
 
 class LRU:
-    """Eviction policy that evicts the least recently used model."""
+    """Evicts the least recently used models first."""
 
     def __init__(self, costs: Costs, capacity: int) -> None:
         self.costs = costs
-        # An ordered set: the keys are models, the most recently used last.
+        # An ordered set. The keys are models, with the most recently used one last.
         self._uses: dict[str, None] = {}
 
     def record_request(self, model: str, now: float, resident: bool) -> None:
