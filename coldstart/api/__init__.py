@@ -1,7 +1,7 @@
 """Python API: build, find, serve and check bundles from a program.
 
-Each function resolves its model once and raises subclasses of `ColdstartError`. Nothing here prints or exits. Importing this
-package imports neither torch nor vLLM. `docs/reference/python-api.md` is its reference.
+Each function resolves its model once and raises subclasses of `ColdstartError`. Nothing in it prints or exits. Importing
+this package imports neither torch nor vLLM. `docs/reference/python-api.md` is its reference.
 """
 
 from coldstart.api.bundles import (

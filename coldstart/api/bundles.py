@@ -78,9 +78,9 @@ def plan_materialization(
     offline: bool = False,
     cache_dir: PathLike | None = None,
 ) -> MaterializationPlan:
-    """Resolve the model and its bundle key for `materialize` without building.
+    """Resolve the model and its bundle key for `materialize`, and return the plan without building anything.
 
-    Takes the same arguments, raises the same errors.
+    The arguments and the errors are the same as for `materialize`.
     """
     lookup = look_up(model, vllm_args, revision=revision, offline=offline, cache_dir=cache_dir)
     return MaterializationPlan(lookup, options or Options())
@@ -98,11 +98,11 @@ def find_bundle(
     """Return the bundle from which `serve` would start the model on this machine, or None if there is none.
 
     Args:
-        model: Alias, repository id, or directory.
+        model: Alias, repository ID, or directory.
         vllm_args: Command-line arguments of vLLM.
         revision: Commit, branch or tag of a hub model.
         offline: Download nothing.
-        untrusted: Accept a bundle that no trusted key has signed; its code is not used.
+        untrusted: Accept a bundle that no trusted key has signed. Its code is not used.
         cache_dir: As for `materialize`.
 
     Raises:
@@ -125,11 +125,12 @@ def validate(
     offline: bool = False,
     cache_dir: PathLike | None = None,
 ) -> ValidationReport:
-    """Check one bundle. Faults of the bundle are findings in the report, not exceptions.
+    """Check one bundle, and return the report. Defects of the bundle are findings in the report, not exceptions.
 
     Args:
         model_or_reference: Reference of a bundle, or a model that is looked up with `vllm_args`.
-        level: "manifest", "checksum", "load" (a server starts) or "replay" (its output equals that of vLLM without a bundle).
+        level: "manifest", "checksum", "load" (a server starts) or "replay" (its output equals that of vLLM without a
+            bundle).
         vllm_args: Command-line arguments of vLLM; empty: those of the bundle.
         model: Directory of the model, for a bundle of a model directory at levels "load" and "replay".
         replay: Prompts, output length and numbers of concurrent requests for level "replay".
@@ -138,7 +139,7 @@ def validate(
         cache_dir: As for `materialize`.
 
     Raises:
-        UsageError: An option is invalid, contradicts the level, or the model does not exist.
+        UsageError: An option is invalid or contradicts the level, or the model does not exist.
         BundleNotFoundError, AmbiguousReferenceError, InvalidReferenceError: The reference does not identify one bundle.
         NoBundleError: The model has no bundle with these arguments.
         AuthRequiredError: The hub requires authentication, or `offline` forbids a download.
@@ -151,7 +152,7 @@ def validate(
 
 
 def validate_all(request: ValidationRequest) -> list[ValidationReport]:
-    """Resolve several bundles, check each, and return their reports in the order of the request.
+    """Resolve several bundles, check each of them, and return their reports in the order of the request.
 
     Raises:
         ColdstartError: The errors of `validate`, raised before any server is started.
@@ -168,7 +169,7 @@ class Store:
 
     @property
     def root(self) -> Path:
-        """Root directory of the store, an OCI image layout."""
+        """Return the root directory of the store, which is an OCI image layout."""
         return self._bundles.root
 
     def list(self) -> Sequence[Bundle]:
@@ -176,7 +177,7 @@ class Store:
         return self._bundles.list_bundles()
 
     def get(self, ref: str) -> Bundle:
-        """Return the bundle for NAME, NAME:vN, NAME@sha256:... or a digest; trusted versions take precedence.
+        """Return the bundle for NAME, NAME:vN, NAME@sha256:... or a digest. Trusted versions take precedence.
 
         Raises:
             BundleNotFoundError, AmbiguousReferenceError, InvalidReferenceError: `ref` does not identify one bundle.
@@ -184,11 +185,11 @@ class Store:
         return self._bundles.find_by_reference(ref, trust=inspection.trust)
 
     def prune(self, refs: Sequence[str] = (), *, keep: int = 1, dry_run: bool = False) -> PruneReport:
-        """Remove the bundles `refs`, or without `refs` all but the `keep` newest versions of each key."""
+        """Remove the bundles `refs`, or if it is empty, all but the `keep` newest versions of each key. Return a report."""
         return pruning.prune(self._cache, refs, keep=keep, dry_run=dry_run)
 
     def import_archive(self, path: PathLike) -> Sequence[Bundle]:
-        """Import all bundles of an OCI archive into the store.
+        """Import all bundles in an OCI archive into the store, and return them.
 
         Raises:
             NotALayoutError: The file is not a bundle archive.
@@ -197,7 +198,7 @@ class Store:
         return archive.import_archive(self._bundles, Path(path))
 
     def export_archive(self, refs: Sequence[str], path: PathLike, *, replace: bool = False) -> int:
-        """Export bundles and their signatures to one OCI archive. Return its size in bytes.
+        """Export bundles and their signatures to one OCI archive, and return its size in bytes.
 
         Raises:
             DestinationExistsError: `path` exists and `replace` is false.
@@ -206,7 +207,7 @@ class Store:
         return archive.export_archive(bundles, Path(path), replace=replace)
 
     def push(self, ref: str, address: str) -> str:
-        """Push a bundle to a directory, oci://HOST/NAME[:TAG] or hf://ORG/REPO[:TAG]. Return its address by digest.
+        """Push a bundle to a directory, oci://HOST/NAME[:TAG] or hf://ORG/REPO[:TAG], and return its address by digest.
 
         Raises:
             RemoteDeniedError, RemoteFailedError: The remote denied the request or failed.
@@ -214,7 +215,7 @@ class Store:
         return remote.push(self.get(ref), address)
 
     def pull(self, address: str) -> Bundle:
-        """Pull a bundle from a directory, a registry or the hub into the store, and verify all its digests.
+        """Pull a bundle from a directory, a registry or the hub into the store, verify all its digests, and return it.
 
         Raises:
             RemoteDeniedError, RemoteFailedError: The remote denied the request or failed.
@@ -232,7 +233,7 @@ def look_up(
     cache_dir: PathLike | None,
     untrusted: bool = False,
 ) -> Lookup:
-    """Resolve the model and look up its bundle. Raises the same errors as `resolver.resolve` and `check_arguments`."""
+    """Resolve the model, and look up its bundle. Raises the errors of `resolver.resolve` and `check_arguments`."""
     accepts = accept_any if untrusted else None
     return resolver.resolve(
         model,
@@ -255,7 +256,7 @@ def check_arguments(vllm_args: Sequence[str]) -> Arguments:
 
 
 def open_cache(cache_dir: PathLike | None) -> Cache:
-    """Open the cache in `cache_dir`, or the default cache if None."""
+    """Open the cache in `cache_dir`, or the default cache if it is None."""
     return Cache.at(None if cache_dir is None else Path(cache_dir))
 
 

@@ -1,6 +1,6 @@
 """Run one benchmark: resolve the model, measure its start modes, and compare them with a baseline.
 
-The model's files are downloaded before the first measurement: a download is not part of a cold start.
+The model's files are downloaded before the first measurement, because a download is not part of a cold start.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def run(
     progress: Progress,
     save_partial: Callable[[result.Document], None] = lambda _: None,
 ) -> result.Document:
-    """Run the benchmark; return its JSON document, whose `failures` are empty if it passed.
+    """Run the benchmark, and return its JSON document. Its `failures` are empty if the benchmark passed.
 
-    `save_partial` is called with the document so far after each run.
+    After each run, `save_partial` is called with the document as it is then.
 
     Raises:
         UsageError: The baseline is not a benchmark result, or a vLLM argument is invalid.
@@ -68,7 +68,7 @@ def run(
 
 
 def prepare_subject(request: BenchRequest) -> ModelUnderTest:
-    """Resolve the model and download its files; return the subject of the benchmark.
+    """Resolve the model and download its files, and return the subject of the benchmark.
 
     Raises the errors of `resolution.resolve` and `resolution.ensure_weights`.
     """

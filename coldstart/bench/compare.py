@@ -1,8 +1,8 @@
-"""Compare a benchmark with a saved one; report a regression only if noise cannot explain it.
+"""Compare a benchmark with a saved one, and report a regression only if noise cannot explain it.
 
-change = median(current) / median(baseline) - 1 of the time to the first token, with its 95 % interval. The verdict is
-`regression` if the lower bound exceeds the threshold, `ok` if the upper bound does not, and `inconclusive` otherwise,
-with too few samples, or on a different machine.
+change = median(current) / median(baseline) - 1 of the time to the first token, with its 95% confidence interval. The
+verdict is `regression` if the lower bound exceeds the threshold, `ok` if the upper bound does not, and `inconclusive`
+otherwise, with too few samples, or on a different machine.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def load_baseline(path: Path) -> Document:
 def compare_documents(
     current: Mapping[str, Any], baseline: Mapping[str, Any], max_regress_pct: float
 ) -> dict[str, object]:
-    """Compare every mode that both documents measured; return the `baseline` field of the new document."""
+    """Compare every mode that both documents measured, and return the `baseline` field of the new document."""
     is_same_machine = facts.is_same_machine(current["machine"], baseline["machine"])
     both = [mode for mode in current["modes"] if _get_samples(current, mode) and _get_samples(baseline, mode)]
     changes = {
@@ -61,9 +61,9 @@ def compare_documents(
 def compare_samples(
     current: list[float], baseline: list[float], max_regress_pct: float, *, is_same_machine: bool
 ) -> Document:
-    """Compare two samples of start times in seconds. `is_same_machine`: they come from comparable machines.
+    """Compare two samples of start times in seconds. `is_same_machine` states whether they come from comparable machines.
 
-    Percentages are changes relative to the baseline; positive means slower.
+    Percentages are changes relative to the baseline. Positive changes mean a slower start.
     """
     result: Document = {
         "verdict": INCONCLUSIVE,

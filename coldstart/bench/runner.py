@@ -37,15 +37,15 @@ class BenchRuns:
         self.unavailable[mode] = reason
 
     def steady(self, mode: str) -> dict[int, SteadyState]:
-        """Return the steady state of a mode by round; empty if not measured."""
+        """Return the steady state of a mode by round, or an empty mapping if it was not measured."""
         return {run.round: run.steady for run in self.runs.get(mode, ()) if run.steady}
 
 
 @dataclass
 class Bench:
-    """Benchmark of several launchers; `work` is an empty directory for caches, logs and events.
+    """Benchmark of several launchers. `work` is an empty directory for caches, logs and events.
 
-    `on_run` is called with all runs so far after each run, because a benchmark of hours may be interrupted.
+    After each run, `on_run` is called with all runs so far, because a benchmark that takes hours may be interrupted.
     """
 
     launchers: Sequence[Launcher]
@@ -58,9 +58,10 @@ class Bench:
     _runs_planned: int = 0
 
     def measure(self, runs: int, warmup: int) -> BenchRuns:
-        """Run the benchmark. All servers and templates it started are stopped at the end, also on errors.
+        """Run the benchmark, and return the measurements.
 
-        Raises NoBundleError if a coldstart mode finds no bundle.
+        All servers and templates that it started are stopped, even after errors. Raises NoBundleError if a coldstart mode
+        finds no bundle.
         """
         modes = [launcher.mode for launcher in self.launchers]
         measured = BenchRuns(modes)

@@ -1,6 +1,6 @@
 """Report of a benchmark: a table with one row per mode, plots, and notes.
 
-A ratio above 1 means a shorter start than vllm-warm's. Steady-state ratios are this mode over vllm-warm.
+A ratio above 1 means a shorter start than vllm-warm's. Steady-state ratios are this mode's value over vllm-warm's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Document = Mapping[str, Any]
 
 
 def format_seconds(value: float) -> str:
-    """Format seconds with two decimals below 10, one below 100, and none above."""
+    """Format seconds with two decimals below 10, one decimal below 100, and none above."""
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
@@ -64,7 +64,7 @@ def tabulate(document: Document) -> list[Table]:
 
 
 def list_notes(document: Document) -> list[str]:
-    """Return notes on tokens, baseline, failures, and modes that could not run."""
+    """Return notes about tokens, the baseline, failures, and modes that could not run."""
     verdicts = {True: "identical in all modes", False: "NOT identical", None: "not compared"}
     compared = document.get("baseline", {}).get("modes", {})
     missing = {

@@ -1,8 +1,8 @@
-"""Compute medians with their range, and percentile-bootstrap confidence intervals of ratios of medians.
+"""Compute medians with their range, and percentile-bootstrap confidence intervals for ratios of medians.
 
-The interval is the 2.5th to 97.5th percentile of the statistic over resamples with replacement (Efron and Tibshirani,
-An Introduction to the Bootstrap, chapter 13). A paired resample draws complete rounds, so that a slow
-round cancels out in the ratio. The resampling is seeded: equal samples give equal intervals.
+The interval is the 2.5th to 97.5th percentile of the statistic over resamples with replacement (Efron and Tibshirani, An
+Introduction to the Bootstrap, chapter 13). A paired resample draws complete rounds, so that a slow round cancels out in
+the ratio. The resampling is seeded, so equal samples give equal intervals.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MIN_SAMPLES = 3
 
 
 class Summary(TypedDict):
-    """Median and range of `n` samples, in the samples' unit."""
+    """Median and range of `n` samples, in the unit of the samples."""
 
     median: float
     min: float
@@ -34,9 +34,9 @@ def summarize(samples: Sequence[float]) -> Summary:
 def paired_ratio(
     numerator: Mapping[int, float], denominator: Mapping[int, float]
 ) -> tuple[float, tuple[float, float]] | None:
-    """Return median(numerator) / median(denominator) over the common rounds, with its 95 % interval.
+    """Return median(numerator) / median(denominator) over their common rounds, with its 95% confidence interval.
 
-    The arguments are samples by round. Returns None without a common round.
+    Both arguments map a round to its sample. Returns None if they have no round in common.
     """
     rounds = sorted(numerator.keys() & denominator.keys())
     if not rounds:
@@ -46,7 +46,7 @@ def paired_ratio(
 
 
 def ratio_interval(numerator: Sequence[float], denominator: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % interval of the ratio of medians of two independent samples."""
+    """Return the 95% confidence interval of the ratio of the medians of two independent samples."""
     return _bootstrap_interval(numerator, denominator, paired=False)
 
 

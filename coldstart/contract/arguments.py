@@ -1,8 +1,8 @@
 """Parse vLLM's command line into a normal form, without importing vLLM.
 
-``parse(argv)`` returns equal mappings for command lines that vLLM treats as equal: it ignores the order of flags, dashes
-or underscores, ``--name value`` or ``--name=value``, short names, ``--no-name``, dotted names or JSON, and 1k or 1000.
-This module does not validate flags. It keeps unknown flags as written.
+``parse(argv)`` returns equal mappings for command lines that vLLM treats as equal: it ignores the order of flags and the
+differences between dashes and underscores, ``--name value`` and ``--name=value``, short and long names, dotted names and
+JSON, or 1k and 1000. This module does not validate flags, and keeps unknown flags as written.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Arguments(tuple[str, ...]):
 
     @cached_property
     def normal(self) -> Mapping[str, object]:
-        """Parse the arguments on first access and return the mapping."""
+        """Return the mapping of the arguments, which are parsed on first access."""
         return parse(self)
 
     def gives(self, name: str) -> bool:
@@ -71,21 +71,21 @@ class Arguments(tuple[str, ...]):
         return self.normal.get(name, default)
 
     def number(self, name: str, default: int) -> int:
-        """Return the flag's value if it is an integer, else ``default``; vLLM itself rejects other values."""
+        """Return the flag's value if it is an integer, or else ``default``. vLLM itself rejects other values."""
         value = self.normal.get(name, default)
         return value if isinstance(value, int) else default
 
     def ranks_per_node(self) -> int:
-        """Return the number of tensor and pipeline parallel ranks on each node, at least 1."""
+        """Return the number of tensor and pipeline parallel ranks on each node, which is at least 1."""
         ranks = self.number("tensor_parallel_size", 1) * self.number("pipeline_parallel_size", 1)
         return max(1, ranks // max(1, self.number("nnodes", 1)))
 
     def prepend(self, *words: str) -> Arguments:
-        """Return a copy with ``words`` inserted at the start; a flag that is already set keeps its value."""
+        """Return a copy with ``words`` inserted at the start. A flag that is already set keeps its value."""
         return Arguments((*words, *self)) if words else self
 
     def append(self, *words: str) -> Arguments:
-        """Return a copy with ``words`` added at the end; they override flags that are already set."""
+        """Return a copy with ``words`` added at the end. They override flags that are already set."""
         return Arguments((*self, *words)) if words else self
 
     def prepend_model(self, directory: str, name: str) -> Arguments:
@@ -95,7 +95,7 @@ class Arguments(tuple[str, ...]):
 
 
 def parse(argv: Sequence[str]) -> dict[str, object]:
-    """Parse ``argv`` (the arguments after ``--``) into {name_with_underscores: value}; the last repeated flag wins.
+    """Parse ``argv`` (the arguments after ``--``) into {name_with_underscores: value}. The last repetition of a flag wins.
 
     A value is a scalar, a list if a flag has several values, or a dict for JSON and dotted names.
     """
@@ -117,7 +117,7 @@ def parse(argv: Sequence[str]) -> dict[str, object]:
 
 
 def group_by_flag(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield (flag name with underscores, its values); values before the first flag belong to "positional"."""
+    """Yield each flag's name, with underscores, and its values. Values before the first flag belong to "positional"."""
     flag: str | None = None
     words: list[str] = []
     for token in argv:

@@ -2,7 +2,7 @@
 
 A Variable is a string, its own name, so it can be a key of any environment mapping. Invariant: no other module contains a
 name that begins with COLDSTART_ or reads a third-party variable that is not listed here. docs/_tools/environment.py
-writes the reference page from this table.
+generates the reference page from this table.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Variable(_Name["T"]):
     def __new__(
         cls, name: str, parse: Callable[[str], T], default: T, audience: Audience, about: str
     ) -> Variable[T]:
-        """Create a variable; `default` applies if it is unset or empty."""
+        """Create a variable. `default` applies if it is unset or empty."""
         variable = super().__new__(cls, name)
         variable._parse, variable.default, variable.audience, variable.about = parse, default, audience, about
         variable.kind = parse.__name__.lstrip("_")
@@ -63,17 +63,17 @@ class Variable(_Name["T"]):
 
 
 def text(value: str) -> str:
-    """Parse a string: return it unchanged."""
+    """Parse a string by returning it unchanged."""
     return value
 
 
 def flag(value: str) -> bool:
-    """Parse a boolean: only "1" is true."""
+    """Parse a boolean. Only "1" is true."""
     return value == "1"
 
 
 def number(least: float = float("-inf")) -> Callable[[str], float]:
-    """Return a parser for finite numbers of at least `least`."""
+    """Return a parser for finite numbers that are at least `least`."""
 
     def number(value: str) -> float:
         expected = "a number" if least == float("-inf") else f"a number of at least {least:g}"
@@ -246,14 +246,14 @@ _FORMS = (
 
 
 def is_service_variable(name: str, value: str) -> bool:
-    """Return whether Kubernetes injects a variable of this name and value for a service."""
+    """Return whether this name and value are those of a variable that Kubernetes injects for a service."""
     import re  # slow to import, and every process of a start imports this module
 
     return any(re.fullmatch(names, name) and re.fullmatch(form, value) for names, form in _FORMS)
 
 
 def drop_service_variables(environment: MutableMapping[str, str], prefix: str) -> list[str]:
-    """Remove variables that Kubernetes injected and whose names begin with `prefix`; return the removed names."""
+    """Remove the variables that Kubernetes injected and whose names begin with `prefix`, and return their names."""
     dropped = [
         name
         for name, value in sorted(environment.items())

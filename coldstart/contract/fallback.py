@@ -11,7 +11,7 @@ import msgspec
 
 
 class Fallback(msgspec.Struct, frozen=True, omit_defaults=True, rename={"stage": "section"}):
-    """Start stage that ran without its optimization, the reason, and a hint that avoids the fallback next time."""
+    """Start stage that ran without its optimization, with the reason and a hint that avoids the fallback next time."""
 
     stage: str
     reason: str
@@ -31,5 +31,5 @@ def encode(fallbacks: Iterable[Fallback]) -> list[dict[str, str]]:
 
 
 def decode(document: object) -> list[Fallback]:
-    """Parse the `fallbacks` field of a ready file; None means no fallbacks. Raises ValueError if it is invalid."""
+    """Parse the `fallbacks` field of a ready file. None means no fallbacks. Raises ValueError if it is invalid."""
     return msgspec.convert(() if document is None else document, list[Fallback])

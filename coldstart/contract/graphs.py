@@ -1,4 +1,4 @@
-"""What an engine process does with CUDA graphs, the KV cache and compiled code, and the worker RPC methods for it."""
+"""What an engine process does with CUDA graphs, the KV cache and compiled code, and the worker's RPC methods for it."""
 
 from __future__ import annotations
 

@@ -20,13 +20,13 @@ MAX_MESSAGE_BYTES = 1 << 16
 
 
 class HandoverError(ValueError):
-    """Invalid handover message: it is malformed, or its signature is wrong."""
+    """Invalid handover message, which is malformed or has a wrong signature."""
 
 
 class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="pin"):
-    """Hold the KV cache of the running request with the external ID `request`.
+    """Request to hold the KV cache of the running request with the external ID `request`.
 
-    `digest` is the digest of its first `tokens` token IDs. The server rejects the message if they differ.
+    `digest` is the digest of the first `tokens` token IDs of that request. The server rejects the message if they differ.
     """
 
     request: str
@@ -35,7 +35,7 @@ class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="pin"):
 
 
 class Pull(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="pull"):
-    """Fetch the KV cache of `tokens` tokens, which the source server holds under the ID `pin` until its lease ends.
+    """Request to fetch the KV cache of `tokens` tokens, which the source server holds under the ID `pin` until its lease ends.
 
     `ranks` contains the (host, port) of the source's data port for each pipeline rank. `secret` authenticates both ends
     of these connections. `shape` identifies the KV layout, which must be equal on both servers.
@@ -58,7 +58,7 @@ def sign(key: str, message: Message) -> dict[str, str]:
 
 
 def read(key: str, parameters: Mapping[str, Any] | None) -> Message | None:
-    """Verify and decode the message in a request's `kv_transfer_params`; return None if there is no message.
+    """Verify and decode the message in a request's `kv_transfer_params`, or return None if there is no message.
 
     Raises:
         HandoverError: The message is malformed, too long, or not signed with `key`.

@@ -1,7 +1,7 @@
 """Launch plan: the complete input of one server start, as plain data that crosses process boundaries.
 
-The launcher, the template and the server processes read the plan, some before they import torch. The field of a bundle
-section that is missing or unusable is None, and `fallbacks` contains the reason.
+The launcher, the template and the server processes read the plan, some before they import torch. If a bundle section is
+missing or unusable, its field is None and `fallbacks` gives the reason.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LaunchPlan:
     - `env`: environment variables to set before vLLM is imported.
     - `weights_from`: source of the weights; None for the model's own directory.
     - `engine`: extra work of the engine processes.
-    - `must_adopt`: exit with a reason if the prebuilt worker cannot be used, instead of building another.
+    - `must_adopt`: exit with a reason if the prebuilt worker cannot be used, instead of building another one.
     """
 
     vllm_args: Arguments
@@ -74,9 +74,10 @@ class LaunchPlan:
         return self.env | {PLAN_ENV: json.dumps(self.document(), sort_keys=True)}
 
     def install(self) -> None:
-        """Set the plan's variables in the environment of this process, which child processes inherit.
+        """Set the plan's variables in the environment of this process, which its child processes inherit.
 
-        Variables that Kubernetes injects for a service named vllm are removed: vLLM rejects an address in VLLM_PORT.
+        Variables that Kubernetes injects for a service named vllm are removed, because vLLM rejects an address in
+        VLLM_PORT.
         """
         environment.drop_service_variables(os.environ, "VLLM_")
         os.environ.update(self.variables())

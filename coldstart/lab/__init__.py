@@ -1,1 +1,1 @@
-"""Trace replay and simulators, for experiments and reproduction of results. No server imports this package."""
+"""Trace replay and simulators, for experiments and to reproduce results. No server imports this package."""

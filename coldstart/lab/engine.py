@@ -1,4 +1,4 @@
-"""Simulator of one server: runs vLLM's own scheduler on a virtual clock."""
+"""Simulator of one server, which runs vLLM's own scheduler on a virtual clock."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class EngineSimulator:
         return self._loop.now
 
     def run(self, rows: Iterable[TraceRequest]) -> list[RequestRecord]:
-        """Replay rows, which must be in order of arrival; return their records.
+        """Replay requests, which must be in order of arrival, and return their records.
 
         Raises:
             ValueError: A request needs more KV blocks than the device has.
-            UsageError: The scheduler can run no unfinished request.
+            UsageError: The scheduler cannot run any unfinished request.
         """
         self._loop.run(self._arrivals(rows))
         if unfinished := [record for record in self.records if record.finished_s is None]:
@@ -80,7 +80,8 @@ class EngineSimulator:
     def _build_deadlock_error(self, unfinished: list[RequestRecord]) -> Exception:
         """Return the exception for a scheduler that runs none of the unfinished requests.
 
-        Placement reserves one block more than an evicted request holds, so a request as large as the device cannot resume.
+        Placement reserves one more block than an evicted request holds, so a request as large as the device cannot
+        resume.
         """
         capacity = self.engine.resources.device_blocks
         blocks = max(
@@ -103,7 +104,7 @@ def replay(
 ) -> Replay:
     """Replay requests on one simulated server with `kv_blocks` KV blocks on its device.
 
-    Raises UsageError if a request never fits or the scheduler can run no unfinished request.
+    Raises UsageError if a request never fits or the scheduler cannot run any unfinished request.
     """
     resources = EngineResources() if kv_blocks is None else EngineResources(device_blocks=kv_blocks)
     if settings.host_bytes is not None:

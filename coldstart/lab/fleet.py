@@ -26,7 +26,7 @@ from coldstart.lab.records import ModelRequest, Replay, RequestRecord
 
 @dataclass(slots=True)
 class _Stream:
-    """A request in its current group: decode tokens before `first_token_s`, and seconds per token after it."""
+    """Request in its current group, with the decode tokens before `first_token_s` and the seconds per token after it."""
 
     request: ModelRequest
     record: RequestRecord
@@ -38,7 +38,7 @@ class _Stream:
 
 @dataclass(slots=True)
 class _Process:
-    """A launched worker and its progress."""
+    """Launched worker, and its progress."""
 
     launch: events.LaunchRank
     started_s: float
@@ -60,8 +60,8 @@ def simulate(
 ) -> Replay:
     """Replay requests, which must be in order of arrival. `record` collects every event with the resulting actions.
 
-    `core` may be a subclass that times its decisions. The SLO comes from the models. The count `fetched_bytes` includes
-    background fetches.
+    `core` may be a subclass that measures the time of its decisions. The SLO comes from the models. The count
+    `fetched_bytes` includes background fetches.
     """
     fleet = _Fleet(core(settings, servers, models, roster), servers, move_s, stop_s, record)
     return fleet.replay(requests, faults)
@@ -280,7 +280,7 @@ class _Fleet:
             stream.timer.cancel()
 
     def _pause(self, request: str) -> float:
-        """Pause generation; return the earliest time at which the request can continue, at least its first token."""
+        """Pause generation, and return the earliest time at which it can continue, which is never before the first token."""
         stream, now = self.streams[int(request)], self._loop.now
         self._cancel_timer(stream)
         if now >= stream.first_token_s:

@@ -26,8 +26,8 @@ def simulate(
 ) -> Replay:
     """Replay requests, which must be in order of arrival.
 
-    `start_s` overrides the duration of a start in seconds; default: the tier's penalty. The count `start_s` is the total
-    duration of all starts: the cost that a policy minimises.
+    `start_s` overrides the duration of a start in seconds (default: the penalty of the tier). The count `start_s` is the
+    total duration of all starts, which is the cost that a policy minimizes.
     """
     host = _Host(Core(specs, settings), leave_s, start_s or (lambda start: start.tier.penalty_s))
     return host.replay(requests)

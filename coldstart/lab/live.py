@@ -1,8 +1,8 @@
-"""Open-loop replay against an OpenAI-compatible server: each request is sent at its trace time, whatever earlier ones do.
+"""Open-loop replay on an OpenAI-compatible server: each request is sent at its trace time, whether or not others are done.
 
 Invariants: a request waits only for its arrival time; an interrupted replay keeps its measurements; every record includes
-the client's own delay. A prompt depends only on the trace row and the seed. Equal hash_ids give equal tokens, so a
-replay exercises prefix caching as the recorded service did.
+the client's own delay. A prompt depends only on the trace row and the seed. Equal hash_ids give equal tokens, so a replay
+exercises prefix caching as the recorded service did.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ VOCABULARY = 1000
 class Target:
     """Server under test: base URL, model name, API key, and timeout of a request in seconds.
 
-    With `uses_row_model`, a request uses the model of its trace row instead of `model`. Raises ValueError if the URL is not
-    http or https.
+    With `uses_row_model`, a request uses the model in its trace row instead of `model`. Raises ValueError if the URL is
+    not http or https.
     """
 
     url: str
@@ -160,9 +160,9 @@ def replay(
     seed: int = 0,
     register_interrupt: Callable[[Callable[[], None]], None] = _register_sigint,
 ) -> Replay:
-    """Replay a trace against a running server. Ctrl-C stops it and returns the measurements so far.
+    """Replay a trace on a running server. Ctrl-C stops the replay, and the measurements so far are returned.
 
-    `register_interrupt` is called with a function that stops the replay; the default binds that function to SIGINT.
+    `register_interrupt` is called with a function that stops the replay. By default, SIGINT calls that function.
     """
 
     async def run() -> Replay:

@@ -11,7 +11,7 @@ Call = Callable[[], object]
 
 
 class Timer:
-    """Scheduled call that can be cancelled."""
+    """Scheduled call, which can be canceled."""
 
     __slots__ = ("call",)
 
@@ -23,9 +23,10 @@ class Timer:
 
 
 class EventLoop:
-    """Event loop in virtual seconds; calls scheduled for the same time run in the order of scheduling.
+    """Event loop in virtual seconds. Calls scheduled for the same time run in the order in which they were scheduled.
 
-    A core with its own timers provides `deadline`, the time of its next timer (infinity: none), and `tick`, which runs it.
+    A core with its own timers provides `deadline`, the time of its next timer (infinity: none), and `tick`, which runs
+    it.
     """
 
     def __init__(self, deadline: Callable[[], float] = lambda: inf, tick: Call = lambda: None) -> None:
@@ -41,9 +42,9 @@ class EventLoop:
         return timer
 
     def run(self, arrivals: Iterable[tuple[float, Call]], is_open: Callable[[], bool] = lambda: True) -> None:
-        """Run arrivals, in order of time, and scheduled calls; at equal times the arrival runs first.
+        """Run arrivals, which are in order of time, and scheduled calls. At equal times, the arrival runs first.
 
-        After the last arrival the loop runs while `is_open()` is true and a call is scheduled.
+        After the last arrival, the loop runs as long as `is_open()` is true and a call is scheduled.
         """
         upcoming = iter(arrivals)
         arrival = next(upcoming, None)

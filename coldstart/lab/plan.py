@@ -1,4 +1,4 @@
-"""Build a replay's requests: read a trace and change its arrivals, models, lengths or duration.
+"""Build the requests of a replay: read a trace, and change its arrivals, models, lengths or duration.
 
 Invariant: the same options and seed give the same requests in a live replay and in every simulation.
 """
@@ -28,9 +28,9 @@ MODEL_MAPPINGS = ("round-robin", "zipf", "column")
 
 @dataclass(frozen=True, slots=True)
 class TracePlan:
-    """Options for reading and transforming a trace; `rate` replaces its arrival times.
+    """Options for reading and transforming a trace. `rate` replaces its arrival times.
 
-    Raises ValueError for a value out of range.
+    Raises ValueError for a value that is out of range.
     """
 
     path: Path
@@ -102,11 +102,11 @@ class TracePlan:
 
     @property
     def model_names(self) -> list[str]:
-        """Return the models to assign requests to; empty if each request keeps its own."""
+        """Return the models to assign requests to, or none if each request keeps its own model."""
         return self.models.split(",") if self.models else []
 
     def with_models(self, model_names: Sequence[str], file: Path) -> TracePlan:
-        """Return this plan, with all models of the configuration `file` if the plan lists none.
+        """Return this plan. If it lists no models, it then lists all models of the configuration `file`.
 
         Raises UsageError if the plan lists a model that is not in `model_names`.
         """
@@ -129,7 +129,7 @@ class TracePlan:
         )
 
     def transform(self, trace: Iterable[TraceRequest]) -> list[TraceRequest]:
-        """Apply the plan's arrivals, duration, models and length limits to a trace; return it in order of arrival."""
+        """Apply the plan's arrivals, duration, models and length limits to a trace, and return it in order of arrival."""
         rows = trace if self.rate is None else replace_arrivals(trace, self.rate, self.cv, self.seed)
         rows = [replace(row, arrival_s=row.arrival_s / self.speedup) for row in rows]
         if (end := self.duration_s) is not None:
@@ -158,7 +158,7 @@ def estimate_times(
 
 
 def generate_gamma_gaps(rate: float, cv: float, random: Random) -> Iterator[float]:
-    """Yield gamma-distributed gaps in seconds without end: shape 1/cv^2, mean 1/rate. A cv of 1 is a Poisson process."""
+    """Yield endless gamma-distributed gaps in seconds, with shape 1/cv^2 and mean 1/rate; a cv of 1 is a Poisson process."""
     shape = 1 / cv**2
     while True:
         yield random.gammavariate(shape, 1 / (rate * shape))
@@ -167,7 +167,7 @@ def generate_gamma_gaps(rate: float, cv: float, random: Random) -> Iterator[floa
 def replace_arrivals(
     rows: Iterable[TraceRequest], rate: float, cv: float, seed: int
 ) -> Iterator[TraceRequest]:
-    """Yield the requests with new arrival times: a gamma process of `rate` arrivals per second."""
+    """Yield the requests with new arrival times from a gamma process with `rate` arrivals per second."""
     times = accumulate(generate_gamma_gaps(rate, cv, Random(seed)))
     return (replace(row, arrival_s=time) for row, time in zip(rows, times, strict=False))
 
@@ -175,7 +175,7 @@ def replace_arrivals(
 def assign_models(
     rows: Iterable[TraceRequest], models: Sequence[str], mapping: str, seed: int
 ) -> Iterable[TraceRequest]:
-    """Assign one of `models` to each row: round-robin, by Zipf's law (1 / rank), or by the trace's model column.
+    """Assign one of `models` to each row: round-robin, by Zipf's law (1 / rank), or by the model column of the trace.
 
     'column' maps the trace's names to `models` in order of appearance, and wraps around after the last model.
     """
@@ -198,7 +198,7 @@ def _draw_zipf(models: Sequence[str], seed: int) -> Iterator[str]:
 
 
 def generate_prompt(row: TraceRequest, number: int, seed: int, vocabulary: int) -> list[int]:
-    """Generate the row's prompt as token ids below `vocabulary`. Rows without hash ids share no prefix."""
+    """Generate the prompt of a row as token IDs below `vocabulary`. Rows without hash IDs share no prefix."""
     blocks = chain(
         row.hash_ids, (-1 - number * 7919 - i for i in range(row.prompt_tokens // HASH_TOKENS + 1))
     )

@@ -34,7 +34,7 @@ STATISTICS = ("mean", *(f"p{percent}" for percent in PERCENTILES), "max")
 class RequestRecord:
     """Measurements of one request. Times are in seconds since the start of the replay.
 
-    Latencies count from `due_s`, the scheduled arrival, so that a late client does not flatter the server.
+    Latencies count from `due_s`, the scheduled arrival, so that delays of the client do not make the server look faster.
     `cold` is True if the request waited for its model to start, and None if that is unknown.
     """
 
@@ -71,9 +71,9 @@ SloLimits = Mapping[str | None, Mapping[str, float]]
 
 @dataclass(slots=True)
 class Replay:
-    """Result of a replay; `end_reason` is 'complete', 'interrupted' or 'target dead'.
+    """Result of a replay. `end_reason` is 'complete', 'interrupted' or 'target dead'.
 
-    The records are in order of the trace. `counts` and `limits` (its SLO) are set by a simulation.
+    The records are in the order of the trace. A simulation sets `counts` and `limits`, its SLO.
     """
 
     records: list[RequestRecord] = field(default_factory=list)
@@ -107,8 +107,8 @@ class ModelRequest:
 def tabulate(records: Iterable[RequestRecord]) -> DataFrame:
     """Return a table with one row per record: its fields, `ok` and all metrics.
 
-    TPOT is unknown for a response of one token. The normalized latency is that of FastServe, section 6.1. `wait_s` is the
-    client's delay or, in a simulation, the wait for the model.
+    TPOT is unknown for a response of one token. The normalized latency is defined in FastServe, section 6.1. `wait_s` is
+    the client's delay or, in a simulation, the time spent waiting for the model.
     """
     from pandas import DataFrame
 
@@ -143,7 +143,7 @@ def parse_slo(text: str) -> dict[str, float]:
 
 
 def describe(values: Series | Sequence[float]) -> dict[str, float] | None:
-    """Return mean, minimum, maximum and PERCENTILES of the values that are not NaN, or None if there are none."""
+    """Return the mean, minimum, maximum and PERCENTILES of those values that are not NaN, or None if there are none."""
     from pandas import Series
 
     known = Series(values, dtype=float).dropna()
@@ -154,7 +154,7 @@ def describe(values: Series | Sequence[float]) -> dict[str, float] | None:
 
 
 def summarize(frame: DataFrame, limits: SloLimits, duration_s: float) -> dict[str, Any]:
-    """Return the JSON summary of a replay; `models` has one per model if there are several.
+    """Return the JSON summary of a replay. If there are several models, `models` has one summary per model.
 
     Attainment and goodput are None without an SLO. `cold_share` is None if no request records whether it was cold.
     """
@@ -192,7 +192,7 @@ def _summarize(frame: DataFrame, limits: SloLimits, duration_s: float) -> dict[s
 
 
 def _check_slo(good: DataFrame, limits: SloLimits) -> DataFrame:
-    """Return a boolean table: whether each request meets its model's limit, by SLO metric."""
+    """Return a boolean table that states, by SLO metric, whether each request meets its model's limit."""
     from pandas import DataFrame
 
     within = DataFrame(index=good.index)

@@ -34,7 +34,7 @@ ATTAINMENT_GOAL = 0.95  # a rate meets the SLO if this share of requests does (F
 
 @dataclass(frozen=True, slots=True)
 class ReplayRun:
-    """One replay: the system under test, the arrival rate of a sweep, the round, the requests and the summary."""
+    """One replay: the system under test, the arrival rate in a sweep, the round, the requests and the summary."""
 
     name: str
     rate: float | None
@@ -61,7 +61,7 @@ class ReplayRun:
 
 
 def report(kind: str, runs: Sequence[ReplayRun], rows: Mapping[str, Any], *, is_comparison: bool) -> Report:
-    """Build the report of the last replay or of a comparison of all; `rows` describes the trace's rows."""
+    """Build the report of the last replay, or of a comparison of all. `rows` describes the rows of the trace."""
     from pandas import concat
 
     frame, last = concat(run.frame for run in runs), runs[-1].document
@@ -87,7 +87,7 @@ def report(kind: str, runs: Sequence[ReplayRun], rows: Mapping[str, Any], *, is_
 
 
 def compare_runs(runs: Sequence[ReplayRun]) -> list[dict[str, Any]]:
-    """Return a row per system and rate with all COMPARISON_METRICS, from complete replays only."""
+    """Return a row with all COMPARISON_METRICS for each system and rate. Only complete replays are compared."""
     systems: dict[tuple[str, float | None], dict[int, Mapping[str, Any]]] = {}
     for run in runs:
         if run.document["ended"] == "complete":
@@ -112,7 +112,7 @@ def _get_metric(document: Mapping[str, Any], metric: str) -> Any:
 
 
 def _compute_ratio(samples: Mapping[int, float], first: Mapping[int, float]) -> dict[str, Any]:
-    """Return the ratio of medians over common rounds, and its 95 % interval if there are enough rounds."""
+    """Return the ratio of medians over common rounds, and its 95% confidence interval if there are enough rounds."""
     known = all(value and value > 0 for value in (*samples.values(), *first.values()))
     found = stats.paired_ratio(samples, first) if known else None
     enough = len(samples.keys() & first.keys()) >= stats.MIN_SAMPLES
@@ -120,7 +120,7 @@ def _compute_ratio(samples: Mapping[int, float], first: Mapping[int, float]) -> 
 
 
 def find_highest_rates(compared: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Return the highest rate at which each system meets the SLO, or None if it meets it at no rate."""
+    """Return the highest rate at which each system meets the SLO, or None for a system that meets it at no rate."""
     best: dict[str, float | None] = dict.fromkeys(row["name"] for row in compared)
     for row in compared:
         if row["attainment"] and row["attainment"]["median"] >= ATTAINMENT_GOAL:
@@ -129,7 +129,7 @@ def find_highest_rates(compared: Sequence[Mapping[str, Any]]) -> dict[str, float
 
 
 def tabulate_comparison(compared: Sequence[Mapping[str, Any]]) -> Table:
-    """Format a comparison as a table: each median, half its range in percent, and the ratio to the first system."""
+    """Format a comparison as a table with each median, half its range in percent, and the ratio to the first system."""
     metrics = [metric for metric in COMPARISON_METRICS if any(row[metric] for row in compared)]
     rates = ["rate"] if any(row["rate"] is not None for row in compared) else []
     rows = [
@@ -155,7 +155,7 @@ def _format_cell(metric: str, found: Mapping[str, Any] | None) -> str:
 
 
 def tabulate_metrics(summary: Mapping[str, Any]) -> list[Table]:
-    """Return a table of latencies in seconds and, for several models, a table with a row per model."""
+    """Return a table of latencies in seconds and, if there are several models, a table with one row per model."""
     found = ((label, summary.get(name)) for name, label in METRICS.items())
     metrics = [[label, *(f"{marks[mark]:.4g}" for mark in STATISTICS)] for label, marks in found if marks]
     models = [
@@ -187,7 +187,7 @@ def _format_value(name: str, value: float | str | None) -> str:
 
 
 def plot_rates(compared: Sequence[Mapping[str, Any]]) -> Iterator[Plot]:
-    """Yield a plot per metric: its median by arrival rate, one line per system."""
+    """Yield a plot for each metric with its median by arrival rate, one line per system."""
     for metric, (label, *_) in COMPARISON_METRICS.items():
         series: dict[str, list[Point]] = {}
         for row in (row for row in compared if row[metric]):
@@ -197,7 +197,7 @@ def plot_rates(compared: Sequence[Mapping[str, Any]]) -> Iterator[Plot]:
 
 
 def plot_distributions(frame: DataFrame) -> Iterator[Plot]:
-    """Yield a plot per metric: its distribution over all rounds, one line per system."""
+    """Yield a plot for each metric with its distribution over all rounds, one line per system."""
     for metric, label in METRICS.items():
         known = frame[frame["ok"] | (metric == "wait_s")].dropna(subset=[metric])
         if (known[metric] > 0).any():

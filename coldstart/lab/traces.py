@@ -1,4 +1,4 @@
-"""Read request traces of several formats: validate raw cells column by column, and return requests in order of arrival."""
+"""Read request traces in several formats: validate raw cells column by column, and return requests in order of arrival."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """Request of a trace; `arrival_s` is in seconds since the start of the trace.
+    """Request of a trace. `arrival_s` is in seconds since the start of the trace.
 
-    `hash_ids` identify the prompt's prefix blocks (Mooncake: 512 tokens each): equal ids mean equal tokens.
+    `hash_ids` identify the prompt's prefix blocks (Mooncake: 512 tokens each). Equal IDs mean equal tokens.
     """
 
     arrival_s: float
@@ -45,12 +45,12 @@ class BadRow:
 
 
 class TraceError(UsageError):
-    """The trace is unusable: unknown format, missing column, or an invalid row that may not be skipped."""
+    """The trace is unusable: it has an unknown format, a missing column, or an invalid row that may not be skipped."""
 
 
 @dataclass(slots=True)
 class TraceReport:
-    """Format of a trace, number of requests and of skipped rows, and the first 100 skipped rows with reasons."""
+    """Format of a trace, numbers of requests and of skipped rows, and the first 100 skipped rows with reasons."""
 
     trace_format: str = ""
     rows: int = 0
@@ -60,7 +60,7 @@ class TraceReport:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Column names of a trace format; token counts without a column are DEFAULT_TOKENS.
+    """Column names of a trace format. Token counts that have no column are DEFAULT_TOKENS.
 
     `time_unit` is the unit of a numeric time, in seconds. `duration` is the column with the seconds that passed between a
     row's arrival and its time.
@@ -127,8 +127,9 @@ def read_trace(
     requests.
 
     Raises:
-        TraceError: The file cannot be read or has an unknown format, a column is missing, or `strict` is true and a row is
-            invalid. Without `strict`, invalid rows are skipped and listed in `report`.
+        TraceError: The file cannot be read or has an unknown format, a column is missing, or `strict` is true and a row
+            is
+            invalid. If `strict` is false, invalid rows are skipped and listed in `report`.
     """
     try:
         text = path.read_text(encoding="utf-8-sig", errors="replace")
@@ -213,7 +214,7 @@ def _parse(text: str, **options: Any) -> DataFrame:
 
 
 def _expand_invocations(path: Path, text: str, until_s: float, limit: int | None) -> tuple[DataFrame, Series]:
-    """Expand Azure Functions 2019 into one request per invocation; also return why rows were rejected.
+    """Expand Azure Functions 2019 into one request per invocation. Also return why rows were rejected.
 
     Arrivals are uniformly random within their minute, with a fixed seed.
     """
@@ -282,7 +283,7 @@ def _read_json_array(path: Path, text: str) -> tuple[str, DataFrame, Series]:
 def _parse_items(
     items: Iterable[tuple[int, Any]], read: Callable[[Any], dict[str, Any]], columns: list[str]
 ) -> tuple[DataFrame, Series]:
-    """Apply `read` to each numbered item; return the rows, and the messages of items that raise ValueError."""
+    """Apply `read` to each numbered item. Return the rows, and the messages of items that raise ValueError."""
     from pandas import DataFrame, Series
 
     rows, reasons = dict[int, dict[str, Any]](), dict[int, str]()
@@ -305,7 +306,7 @@ def _parse_object(line: str) -> dict[str, Any]:
 
 
 def _build_requests(cells: DataFrame, reasons: Series, columns: Columns) -> tuple[DataFrame, Series]:
-    """Parse the cells; return the requests of the valid rows as columns, and why rows were rejected."""
+    """Parse the cells. Return the requests in the valid rows as columns, and why rows were rejected."""
     from pandas import DataFrame
 
     arrival = _parse_times(cells[columns.time], columns.time_unit, reasons)

@@ -1,1 +1,1 @@
-"""Offline phase: run the engine once, prove the result, publish it."""
+"""Offline phase: run the engine once, verify the result, and publish it."""

@@ -44,7 +44,7 @@ _RESTORED = ("graphs", "compile")
 
 
 class ProofFailedError(CommandFailedError):
-    """The test start failed; `unused` contains the sections that it replaced with a fallback."""
+    """The test start failed. `unused` contains the sections that it replaced with a fallback."""
 
     def __init__(self, message: str | Sequence[str], unused: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -52,7 +52,7 @@ class ProofFailedError(CommandFailedError):
 
 
 def require_fast_path(report: Any, sections: Sequence[str], *, canary: bool) -> None:
-    """Check that the test start used all `sections` and returned the reference token. Raises ProofFailedError if not."""
+    """Raise ProofFailedError unless the test start used all `sections` and returned the reference token."""
     if unused := [name for name in sections if not report["fast_path"].get(name)]:
         reasons = "; ".join(map(str, fallback.decode(report["fallbacks"])))
         raise ProofFailedError(
@@ -66,7 +66,7 @@ def require_fast_path(report: Any, sections: Sequence[str], *, canary: bool) -> 
 
 
 class Assembly:
-    """Build stages of one bundle in a work directory; `out` contains the finished sections."""
+    """Build stages of one bundle in a work directory. `out` contains the finished sections."""
 
     def __init__(
         self, model: ResolvedModel, vllm_args: Arguments, key: str, work: Path, phase: Phase, *,
@@ -109,14 +109,14 @@ class Assembly:
         return self.vllm_args.prepend_model(str(self.model.path), self.model.name).prepend(*words)
 
     def _profile_kv_cache(self, plan: LaunchPlan) -> None:
-        """Profile the KV cache again on a GPU with warm caches: the first profile includes the memory that compilation used."""
+        """Profile the KV cache again on a GPU with warm caches, because compilation used memory during the first profile."""
         notes = self.work / "kv"
         notes.mkdir()
         with self._stage("size the KV cache, warm"):
             self._engine("offline", replace(plan, engine=EngineTask(kv_note=notes)), str(self.out), "size")
 
     def graphs(self) -> None:
-        """Record CUDA graphs in child processes and verify them in another, if the engine captures graphs."""
+        """If the engine captures CUDA graphs, record them in child processes and verify them in another one."""
         reason = graphs.build_section(
             self.out / "graphs", self.work / "graphs", self._graphs_round, self.vllm_args
         )
@@ -183,7 +183,7 @@ class Assembly:
         self._write("stages", phases | ({NOT_MADE: self.not_made} if self.not_made else {}))
 
     def _verify_repeatedly(self) -> dict[str, Any]:
-        """Repeat the test start until it succeeds; after a failure, drop an unused section or the likeliest cause."""
+        """Repeat the test start until it succeeds. After each failure, drop an unused section or else the likeliest cause."""
         while True:
             try:
                 return self._run_test_start()
@@ -270,7 +270,7 @@ class Assembly:
             draft.add_json(name, self._read(name))
 
     def provenance(self) -> Provenance:
-        """Return the build record: tool versions, arguments, model name and the seconds of each stage."""
+        """Return the build record: tool versions, arguments, model name and the duration of each stage in seconds."""
         distribution, version = runtime.find_vllm_distribution() or ("vllm", "unknown")
         tool = {
             "coldstart": coldstart.__version__,

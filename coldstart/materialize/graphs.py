@@ -16,7 +16,7 @@ from coldstart.system import runtime
 
 
 def explain_no_graphs(vllm_args: Arguments) -> str | None:
-    """Return why an engine with these arguments has no CUDA graphs to record, or None if it has some."""
+    """Return why an engine with these arguments has no CUDA graphs to record, or None if it has any."""
     if runtime.targets_cpu():
         return "the installed vLLM runs on the CPU, which has no CUDA graphs to materialize"
     if vllm_args.value("enforce_eager") not in (None, False):
@@ -27,7 +27,7 @@ def explain_no_graphs(vllm_args: Arguments) -> str | None:
 
 
 def build_section(target: Path, work: Path, launch: offline.Launch, vllm_args: Arguments) -> str | None:
-    """Write the `graphs` section to the new directory `target`. Return None, or the reason why there is no section."""
+    """Write the `graphs` section to the new directory `target`. Return None, or the reason why there is no such section."""
     if reason := explain_no_graphs(vllm_args):
         return reason
     work.mkdir()
@@ -39,9 +39,9 @@ def build_section(target: Path, work: Path, launch: offline.Launch, vllm_args: A
 
 
 def kv_cache_arguments(sizing: Mapping[str, object], vllm_args: Arguments) -> list[str]:
-    """Return the vLLM argument that gives all recording processes the same KV cache size.
+    """Return the vLLM arguments that give all recording processes the same KV cache size, or none if the user has set it.
 
-    Memory regions of different sizes cannot be compared. The list is empty if the user set the size.
+    Memory regions of different sizes cannot be compared.
     """
     if vllm_args.gives("kv_cache_memory_bytes"):
         return []

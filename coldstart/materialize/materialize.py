@@ -89,7 +89,7 @@ def has_snapshot(lookup: Lookup, bundle: Bundle | None) -> bool:
 
 
 def add_snapshot(lookup: Lookup, bundle: Bundle, phase: Phase) -> None:
-    """Start an engine template from `bundle` and snapshot it; on a GPU, vLLM creates the snapshot.
+    """Start an engine template from `bundle` and create a snapshot of it. On a GPU, vLLM creates the snapshot.
 
     Raises:
         CommandFailedError: No snapshot can be created on this machine.
@@ -118,17 +118,17 @@ class MaterializationPlan:
 
     @property
     def key(self) -> Key:
-        """Key of the bundle."""
+        """Return the key of the bundle."""
         return self.lookup.key
 
     @property
     def sections(self) -> tuple[str, ...]:
-        """Names of the sections to build, followed by "snapshot" if requested."""
+        """Return the names of the sections to build, followed by "snapshot" if it was requested."""
         return (*self.options.sections, *(["snapshot"] if self.options.snapshot else []))
 
     @property
     def existing(self) -> Bundle | None:
-        """Trusted bundle of this key, or None if the store has none."""
+        """Return the trusted bundle with this key, or None if the store has none."""
         return self.lookup.bundle
 
     def run(self, on_progress: Phase | None = None) -> Bundle:

@@ -18,7 +18,7 @@ Phase = Callable[[str], AbstractContextManager[Steps]]
 
 @contextmanager
 def no_progress(name: str) -> Iterator[Steps]:
-    """Ignore the progress of a stage; a `Phase`."""
+    """Ignore the progress of a stage. This function is a `Phase`."""
     yield lambda step: None
 
 

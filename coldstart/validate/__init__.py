@@ -1,1 +1,1 @@
-"""Validate a bundle: its integrity, its fit to a machine, its start, and its responses compared with vLLM's."""
+"""Validate a bundle: its integrity, whether it fits a machine, its start, and its responses compared with vLLM's."""

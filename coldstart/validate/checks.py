@@ -30,7 +30,7 @@ SEVERITIES: tuple[FailLevel, ...] = ("note", "warning", "error")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Problem found by a check. `code` is stable across versions; `subject` is the section or document concerned."""
+    """Problem found by a check. `code` is stable across versions, and `subject` is the affected section or document."""
 
     code: str
     severity: FailLevel
@@ -41,7 +41,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class ValidationReport:
-    """Findings about one bundle; `ref` is NAME@sha256:..., or the digest alone if the manifest is unreadable."""
+    """Findings about one bundle. `ref` is NAME@sha256:..., or only the digest if the manifest is unreadable."""
 
     ref: str
     level: Level
@@ -55,9 +55,9 @@ class ValidationReport:
 def check_bundle(
     bundle: Bundle, level: Level = "checksum", machine: Mapping[str, Scalar] | None = None
 ) -> ValidationReport:
-    """Check a bundle up to `level` without starting a server.
+    """Check a bundle up to `level` without starting a server, and return the report.
 
-    A BundleError becomes a finding; other errors propagate. With `machine`, also compare the bundle's key with its fields.
+    A BundleError becomes a finding; other errors propagate. If `machine` is given, its fields are compared with the key.
     """
     findings = check(bundle, level)
     ref = bundle.digest
@@ -68,7 +68,7 @@ def check_bundle(
 
 
 def compare_machine(key: Mapping[str, Scalar], machine: Mapping[str, Scalar], name: str) -> list[Finding]:
-    """Return an error for each key field in which `machine` differs from the machine that the bundle was built for."""
+    """Return an error for each key field in which `machine` differs from the machine for which the bundle `name` was built."""
     fields = sorted(field for field in {*key, *machine} if field.partition(".")[0] in ("hardware", "runtime"))
     return [
         Finding(
@@ -84,9 +84,9 @@ def compare_machine(key: Mapping[str, Scalar], machine: Mapping[str, Scalar], na
 
 
 def check(bundle: Bundle, level: Level = "checksum") -> list[Finding]:
-    """Return the findings of levels `manifest` and, if `level` is not `manifest`, `checksum`.
+    """Return the findings of level `manifest` and, unless `level` is `manifest`, also of level `checksum`.
 
-    `manifest` reads the manifest. `checksum` also verifies the digest and the content of each section.
+    `manifest` reads the manifest. `checksum` also verifies the digest and the contents of each section.
     """
     try:
         manifest = bundle.manifest

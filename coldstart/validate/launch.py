@@ -1,7 +1,7 @@
 """Start and stop a server: the launcher protocol, and the handle of a launched server.
 
-Invariant: after `LaunchedServer.stop`, no process created by the start is alive. Processes that existed before (a template)
-are not signalled. Processes are signalled by process id, never by name.
+Invariant: after `LaunchedServer.stop`, no process created by the start is alive. Processes that existed before, such as a
+template, receive no signal. Signals are sent by process ID, never by name.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ READY_FILE_TIMEOUT_S = 30.0
 
 
 class ModeUnavailableError(Exception):
-    """This machine cannot run the mode; the message is the reason."""
+    """This machine cannot run the start mode. The message states the reason."""
 
 
 class ServerExitedError(CommandFailedError):
-    """The server exited before it was stopped; `status` is its exit status."""
+    """The server exited before it was stopped. `status` is its exit status."""
 
     def __init__(self, mode: str, status: int, log_tail: str) -> None:
         super().__init__(
@@ -78,14 +78,14 @@ class RunFiles:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Command line of a server, and environment variables to add to this process's."""
+    """Command line of a server, and the variables to add to the environment of this process."""
 
     argv: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class Launcher(Protocol):
-    """Way to start a server. With `writes_ready_file`, the server writes `RunFiles.ready` when it is ready."""
+    """A way to start a server. With `writes_ready_file`, the server writes `RunFiles.ready` when it is ready."""
 
     @property
     def mode(self) -> str: ...
@@ -94,7 +94,7 @@ class Launcher(Protocol):
     def writes_ready_file(self) -> bool: ...
 
     def prepare(self) -> None:
-        """Prepare for the runs, for example start a template.
+        """Prepare for the runs, for example by starting a template.
 
         Raises ModeUnavailableError, CommandFailedError, NoBundleError.
         """
@@ -109,7 +109,7 @@ class Launcher(Protocol):
 
 @dataclass
 class LaunchedServer:
-    """Launched server. `tree` holds the processes of its command and of the server that its ready file reports."""
+    """Launched server. `tree` contains the processes of its command and of the server that its ready file reports."""
 
     launcher: Launcher
     files: RunFiles
@@ -124,7 +124,7 @@ class LaunchedServer:
     def check_alive(self) -> None:
         """Raise ServerExitedError if the launched process exited with an error.
 
-        Status 0 is allowed: the process may have handed over to a template's server.
+        Status 0 is allowed, because the process may have handed over to a template's server.
         """
         status = self.process.poll()
         if status:
@@ -135,7 +135,7 @@ class LaunchedServer:
         return exits.read_log_tail(self.files.log)
 
     def read_readiness(self) -> Mapping[str, object]:
-        """Return the content of the ready file; empty if the launcher writes none.
+        """Return the contents of the ready file, or an empty mapping if the launcher writes none.
 
         Raises ServerExitedError, and CommandFailedError if the file is missing after READY_FILE_TIMEOUT_S.
         """
@@ -151,7 +151,7 @@ class LaunchedServer:
         return _read_ready_file(self.files.ready) if self.launcher.writes_ready_file else {}
 
     def processes(self) -> list[psutil.Process]:
-        """Return the processes created by this start that are still running."""
+        """Return those processes created by this start that are still running."""
         server_pid = _read_ready_file(self.files.ready).get("pid") if self.files.ready.exists() else None
         if isinstance(server_pid, int):
             self.tree.adopt(server_pid)
@@ -160,7 +160,7 @@ class LaunchedServer:
     def stop(self) -> None:
         """Send SIGTERM, wait, then send SIGKILL to every remaining process of the start.
 
-        The launched process forwards SIGTERM; if it has exited, the remaining processes receive SIGTERM directly.
+        The launched process forwards SIGTERM. If it has exited, the remaining processes receive SIGTERM directly.
         """
         self.processes()  # record them now: children of an exited process cannot be found
         if self.process.poll() is None:
@@ -205,9 +205,9 @@ def launch(launcher: Launcher, files: RunFiles, sockets: Path) -> LaunchedServer
 
 @contextmanager
 def run_server(launcher: Launcher, directory: Path) -> Iterator[LaunchedServer]:
-    """Launch a server without waiting for it, and stop it at the end of the block, also on errors.
+    """Launch a server without waiting for it, and stop it at the end of the block, even after an error.
 
-    Raises ServerExitedError, and CommandFailedError if a request of the block gets no response.
+    Raises ServerExitedError, and CommandFailedError if a request in the block gets no response.
     """
     with scratch.private_directory(scratch.PREFIX) as sockets:
         server = launch(launcher, RunFiles.create(directory), sockets)
@@ -227,7 +227,7 @@ def run_server(launcher: Launcher, directory: Path) -> Iterator[LaunchedServer]:
 
 
 def explain_slow_path(readiness: Mapping[str, object]) -> list[str]:
-    """Return why a server did not use all sections of its bundle; empty if it did."""
+    """Return the reasons why a server did not use all sections of its bundle, or none if it did."""
     taken, fallbacks = readiness.get("fast_path"), readiness.get("fallbacks")
     if not isinstance(taken, Mapping) or not isinstance(fallbacks, list):
         return ["the ready file does not list the sections in use"]

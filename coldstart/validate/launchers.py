@@ -1,9 +1,9 @@
 """Launchers of plain vLLM, with cold or warm caches, and of `coldstart serve` in one start mode.
 
-Plain vLLM gets the settings of a careful user: one cache root shared by all warm runs, no usage statistics, and no hub
-requests for a local model. On CPU the KV cache size is explicit, because the default would zero a large share of memory.
-The module runs vLLM's Python entry point: its console script reads the metadata of a distribution named "vllm" and fails
-if the CPU distribution is installed.
+Plain vLLM gets the settings that a careful user would choose: one cache root shared by all warm runs, no usage
+statistics, and no hub requests for a local model. On CPU, the KV cache size is explicit, because the default would zero a
+large share of memory. The module runs vLLM's Python entry point, because its console script reads the metadata of a
+distribution named "vllm" and fails if the CPU distribution is installed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PREPARE_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class ModelUnderTest:
-    """Model to start: `model` as the user wrote it, `target` as vLLM opens it, and vLLM arguments.
+    """Model to start: `model` as the user wrote it, `target` as vLLM opens it, and the vLLM arguments.
 
     `common_args` are options that every coldstart command accepts.
     """
@@ -57,7 +57,7 @@ class ModelUnderTest:
 
     @property
     def separated_vllm_args(self) -> list[str]:
-        """Return `--` and the vLLM arguments. A lone `--` means no arguments, not those that the bundle records."""
+        """Return `--` and the vLLM arguments. `--` alone means no arguments, not those that the bundle records."""
         return ["--", *self.vllm_args]
 
 
@@ -76,7 +76,7 @@ class VllmLauncher:
     writes_ready_file: bool = False
 
     def prepare(self) -> None:
-        """Do nothing: the first run fills the caches."""
+        """Do nothing, because the first run fills the caches."""
 
     def command(self, files: RunFiles) -> Command:
         root = (
@@ -93,12 +93,12 @@ class VllmLauncher:
         return Command(argv, {**variables, EVENTS_VARIABLE: str(files.events)})
 
     def close(self) -> None:
-        """Do nothing: `prepare` started no process."""
+        """Do nothing, because `prepare` started no process."""
 
 
 @dataclass
 class ServeLauncher:
-    """Launcher of `coldstart serve` in one start mode; `runtime` is the directory of its sockets and templates."""
+    """Launcher of `coldstart serve` in one start mode. `runtime` is the directory of its sockets and templates."""
 
     subject: ModelUnderTest
     mode: str
@@ -164,7 +164,7 @@ class ServeLauncher:
 
 
 def create_launchers(subject: ModelUnderTest, names: Sequence[str], work: Path) -> list[Launcher]:
-    """Create a launcher for each start mode or vLLM mode in `names`; they keep their state under `work`."""
+    """Create a launcher for each start mode or vLLM mode in `names`. The launchers keep their state under `work`."""
     sockets = work / "run"  # short: the path of a unix socket is limited to 107 bytes
     return [
         VllmLauncher(subject, work / "vllm" / "caches", name)
@@ -175,7 +175,7 @@ def create_launchers(subject: ModelUnderTest, names: Sequence[str], work: Path) 
 
 
 def list_startup_options(arguments: Arguments) -> list[str]:
-    """Return vLLM options that shorten a start on a GPU and that `arguments` does not set; none with the CPU build."""
+    """Return those vLLM options that shorten a start on a GPU and that `arguments` does not set, or none for the CPU build."""
     if runtime.targets_cpu():
         return []
     graphs = [] if arguments.gives("compilation_config") else ["-cc", FULL_DECODE_ONLY]
@@ -184,7 +184,7 @@ def list_startup_options(arguments: Arguments) -> list[str]:
 
 
 def runtime_variables(directory: Path) -> dict[str, str]:
-    """Create a runtime directory; return the environment variable that selects it.
+    """Create a runtime directory, and return the environment variable that selects it.
 
     With its own runtime directory, a start does not interfere with the user's templates.
     """
@@ -199,7 +199,7 @@ def coldstart_command() -> list[str]:
 
 
 def baseline_variables(subject: ModelUnderTest) -> dict[str, str]:
-    """Return environment variables that a careful user sets for plain vLLM and that are not set yet."""
+    """Return those environment variables that a careful user sets for plain vLLM and that are not set yet."""
     variables = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if subject.is_local:
         variables |= {"HF_HUB_OFFLINE": "1"}

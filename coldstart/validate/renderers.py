@@ -1,7 +1,7 @@
 """Render findings as text, JSON, JUnit XML and GitHub workflow commands.
 
-JUnit: <testsuites>/<testsuite>/<testcase>/<failure>, as CI systems read it (Ant's JUnit report).
-GitHub: `::error title=...::message`; %, CR and LF are escaped, in properties also : and , ("Workflow commands").
+JUnit: <testsuites>/<testsuite>/<testcase>/<failure>, as CI systems read it (Ant's JUnit report). GitHub: `::error
+title=...::message`. %, CR and LF are escaped, and in properties also : and , ("Workflow commands").
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def render_text(reports: Sequence[ValidationReport], fail_level: FailLevel) -> s
 
 
 def render_junit(reports: Sequence[ValidationReport], fail_level: FailLevel) -> str:
-    """Render a JUnit suite with a case per finding, and a case per bundle without findings."""
+    """Render a JUnit suite with a case for each finding, and a case for each bundle without findings."""
     return _render_suite([case for report in reports for case in _build_cases(report, fail_level)])
 
 
 def render_junit_error(targets: Sequence[str], level: str, error: ColdstartError) -> str:
-    """Render a JUnit suite with one case: an error that prevented validation of `targets`."""
+    """Render a JUnit suite with one case, which is an error that prevented the validation of `targets`."""
     case = ElementTree.Element("testcase", {"classname": _escape_xml(" ".join(targets)), "name": level})
     attributes = {"type": type(error).__name__, "message": _escape_xml(secrets.redact_text(error.message))}
     hint = f"\nhint: {error.hint}" if error.hint else ""

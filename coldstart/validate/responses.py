@@ -36,8 +36,8 @@ PROMPTS = (
 class PromptSettings:
     """Requests to send to each server.
 
-    `ready_timeout_s` limits the time from launch to first token, in seconds. All prompts are sent again at each number of
-    concurrent requests in `concurrency_levels`.
+    `ready_timeout_s` limits the time from launch to first token, in seconds. All prompts are sent again for each number
+    of concurrent requests in `concurrency_levels`.
     """
 
     prompts: Sequence[str] = PROMPTS
@@ -48,14 +48,14 @@ class PromptSettings:
 
 @dataclass(frozen=True)
 class ServerResponses:
-    """Responses of one server by number of concurrent requests, and the content of its ready file."""
+    """Responses of one server by number of concurrent requests, and the contents of its ready file."""
 
     responses: Responses
     readiness: Mapping[str, object]
 
 
 def collect_responses(launcher: Launcher, directory: Path, settings: PromptSettings) -> ServerResponses:
-    """Start a server, collect its responses, and stop it even on errors.
+    """Start a server, collect its responses, and stop it even after an error.
 
     Raises ServerExitedError, and CommandFailedError if the server returns no token in time or does not answer a request.
     """
@@ -76,14 +76,14 @@ def collect_responses(launcher: Launcher, directory: Path, settings: PromptSetti
 def complete_sequentially(
     client: CompletionClient, prompts: Sequence[str], max_tokens: int
 ) -> list[Response]:
-    """Send the prompts one after the other; return their responses. Raises CompletionFailedError."""
+    """Send the prompts one after the other, and return their responses. Raises CompletionFailedError."""
     return [_to_response(client.complete(prompt, max_tokens)) for prompt in prompts]
 
 
 def complete_concurrently(
     client: CompletionClient, prompts: Sequence[str], max_tokens: int, count: int
 ) -> list[Response]:
-    """Send `count` requests at a time; prompts repeat until there are `count`. Raises CompletionFailedError."""
+    """Send `count` requests at a time, repeating prompts if necessary. Return the responses. Raises CompletionFailedError."""
     asked = [prompts[index % len(prompts)] for index in range(max(count, len(prompts)))]
     return [_to_response(one) for one in client.complete_all(asked, max_tokens, count)]
 
@@ -93,7 +93,7 @@ def _to_response(completion: Completion) -> Response:
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:
-    """Read one prompt per line. Raises UsageError for an unreadable file, a file without prompts, and JSON lines."""
+    """Read one prompt per line. Raises UsageError if the file is unreadable, has no prompts, or contains JSON lines."""
     if path.suffix == ".jsonl":
         raise UsageError(f"cannot read prompts from {path}: JSON lines are not supported", hint=PROMPTS_HINT)
     try:
@@ -118,7 +118,7 @@ END_MARKER = "its end"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Divergence:
-    """First position (from 0) at which two responses differ, and the token or character of each there."""
+    """First position (from 0) at which two responses differ, and the token or character that each response has there."""
 
     position: int
     actual: str
@@ -126,7 +126,7 @@ class Divergence:
 
 
 def find_divergence(actual: Response, expected: Response) -> Divergence | None:
-    """Find where two responses differ, in characters if one has no token ids; None if they are equal."""
+    """Return where two responses differ, in characters if one has no token IDs, or None if they are equal."""
     by_tokens = actual[0] and expected[0]
     pair = (actual[0], expected[0]) if by_tokens else (actual[1], expected[1])
     for position, (one, two) in enumerate(zip_longest(*pair)):
@@ -141,7 +141,7 @@ def find_divergence(actual: Response, expected: Response) -> Divergence | None:
 def compare_responses(
     prompts: Sequence[str], bundled: Responses, plain: Responses, name: str
 ) -> list[Finding]:
-    """Return a finding for each prompt and concurrency at which the bundle's responses differ from vLLM's."""
+    """Return a finding for each prompt and concurrency level at which the bundle's responses differ from vLLM's."""
     count = len(prompts)
     return [
         finding
@@ -194,7 +194,7 @@ def _compare_prompt(
 
 
 def _find_latest_divergence(answer: Response, expected: set[Response]) -> Divergence | None:
-    """Find where a response differs from the reference response with the longest common prefix; None if it equals one."""
+    """Return where a response differs from the expected one with the longest common prefix, or None if it equals one."""
     divergences = [find_divergence(answer, other) for other in expected]
     return None if None in divergences else max(one for one in divergences if one is not None)
 

@@ -1,10 +1,11 @@
 """Validate a bundle by starting servers: `load` (the server returns a token) and `replay` (its tokens equal plain vLLM's).
 
-`coldstart bench` uses the same launchers, so that it measures the server that is validated here. Sampling is greedy, so any
-different token means that the bundle changes what the model computes.
+`coldstart bench` uses the same launchers, so that it measures the same server that is validated here. Sampling is greedy,
+so any different token means that the bundle changes what the model computes.
 
 CUDA graphs are replayed if a server on this machine restored them; concurrent requests replay those of larger batches.
-Without a GPU no graph can be replayed, and a finding reports that, so unreplayed graphs never count as valid.
+Without a GPU, no graph can be replayed, and a finding reports that, so graphs that were not replayed never count as
+valid.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _MISSING_SECTION_HINT = "build the bundle with arguments for which vLLM compiles
 def check_start(
     bundle: Bundle, level: Level, subject: ModelUnderTest, settings: PromptSettings = REPLAY_SETTINGS
 ) -> list[Finding]:
-    """Start servers of `subject` and return the findings of `level`; `settings` are the requests of a replay.
+    """Start servers of `subject`, and return the findings of `level`. `settings` are the requests of a replay.
 
     Raises UsageError if the server rejects a prompt.
     """
@@ -68,7 +69,7 @@ def check_start(
 
 
 def create_launcher_pair(subject: ModelUnderTest, directory: Path) -> tuple[Launcher, Launcher]:
-    """Return the launchers of coldstart's fresh start, and of plain vLLM with empty caches."""
+    """Return the launchers of a fresh coldstart server and of plain vLLM with empty caches."""
     plain = VllmLauncher(subject, directory / "vllm" / "caches", VLLM_COLD)
     return ServeLauncher(subject, FRESH, directory / "run"), plain
 
@@ -94,7 +95,7 @@ def _collect_responses(
 
 
 def _create_fallback_finding(reason: str, bundle: Bundle, level: Level) -> Finding:
-    """Return the finding for a fallback of the start. A fallback of the CUDA graphs is an error at level `replay`."""
+    """Return the finding for a fallback during the start. A fallback of the CUDA graphs is an error at level `replay`."""
     hint = HINT.format(bundle.name)
     if reason.startswith("canary: "):
         # The weights have been compared before the start.

@@ -35,8 +35,8 @@ OTHER_WEIGHTS = "CS-OTHER-WEIGHTS"
 class Source:
     """Model and arguments of the servers to start.
 
-    Without `vllm_args`, servers get the arguments that the bundle was built with. `model` is required for a bundle of a
-    local model directory, because bundles do not record paths.
+    If `vllm_args` is not given, servers get the arguments that the bundle was built with. `model` is required for a
+    bundle of a local model directory, because bundles do not record paths.
     """
 
     vllm_args: Sequence[str] = ()
@@ -54,10 +54,10 @@ class Source:
 
 @dataclass(frozen=True)
 class ValidationRequest:
-    """Bundle references or models to validate, and how.
+    """Bundle references or models to validate, and how to validate them.
 
     `source` is the model and arguments of the servers, and `replay` the requests to send to them. With `against_machine`,
-    also compare the bundle's key with this machine's hardware and versions.
+    the bundle's key is also compared with this machine's hardware and versions.
     """
 
     targets: Sequence[str]
@@ -68,10 +68,10 @@ class ValidationRequest:
 
 
 def run(request: ValidationRequest) -> list[checks.ValidationReport]:
-    """Validate each target; return one report per target.
+    """Validate each target, and return one report per target.
 
-    Raises BundleNotFoundError or NoBundleError if a target has no bundle, UsageError for contradictory options or rejected
-    prompts, and the errors of `resolution.resolve`.
+    Raises BundleNotFoundError or NoBundleError if a target has no bundle, UsageError for contradictory options or
+    rejected prompts, and the errors of `resolution.resolve`.
     """
     _check_request(request)
     found = [(target, find_bundle(target, request.source)) for target in request.targets]
@@ -138,9 +138,10 @@ def find_bundle(target: str, source: Source) -> Bundle:
 
 
 def look_up_bundle(bundle: Bundle, target: str, source: Source) -> Lookup:
-    """Look up, as `serve` does, the model and arguments of `bundle`; `target` is the user's argument.
+    """Look up the model and arguments of `bundle`, as `serve` does. `target` is the user's argument.
 
-    Raises UsageError if the model is a directory and `source` does not specify it, and the errors of `resolution.resolve`.
+    Raises UsageError if the model is a directory and `source` does not specify it, and the errors of
+    `resolution.resolve`.
     """
     provenance = bundle.manifest.provenance
     model_name = source.model or (target if resolver.names_model(target) else provenance.model_name)
@@ -160,9 +161,9 @@ def look_up_bundle(bundle: Bundle, target: str, source: Source) -> Lookup:
 def explain_not_served(
     bundle: Bundle, lookup: Lookup, target: str, level: Level, source: Source
 ) -> list[Finding]:
-    """Return a finding if a server with this model and arguments would not use `bundle`; empty if it would.
+    """Return a finding if a server with this model and these arguments would not use `bundle`, or none if it would.
 
-    The hint repeats the user's command: `target`, `level` and `source`.
+    The hint repeats the user's command, which consists of `target`, `level` and `source`.
     """
     if lookup.bundle is not None and lookup.bundle.digest == bundle.digest:
         return []
@@ -186,7 +187,7 @@ def explain_not_served(
 
 
 def explain_other_weights(bundle: Bundle, lookup: Lookup) -> list[Finding]:
-    """Return a finding if the model's weights are not those that the bundle was built from; empty if the tensors are equal.
+    """Return a finding if the model's weights are not those that the bundle was built from, or none if the tensors are equal.
 
     A server would use the bundle with such weights, but its tokens would differ. Hashes of weights are cached.
     """
@@ -226,9 +227,10 @@ def _format_validate(target: str, level: Level, source: Source) -> str:
 
 
 def ensure_files(lookup: Lookup) -> Lookup:
-    """Download the model's weights if it is a hub model; return the updated lookup.
+    """Download the model's weights if it is a hub model, and return the updated lookup.
 
-    Raises the errors of `resolution.ensure_weights`."""
+    Raises the errors of `resolution.ensure_weights`.
+    """
     if lookup.model.repo_id is None:
         return lookup
     return replace(lookup, model=resolution.ensure_weights(lookup.model, offline=lookup.offline))

@@ -1,13 +1,13 @@
-"""Checkpoint as data, and its JSON form: the weights plan.
+"""A checkpoint as data, and the weights plan, which is its JSON form.
 
-In load order, files are in vLLM's natural order of names and tensors in order of their offset. So the loader requests bytes in
-the order in which the prefetcher fetches them.
+In load order, files are in vLLM's natural order of names and tensors in order of their offset. So the loader requests
+bytes in the order in which the prefetcher fetches them.
 
 The builder of a plan, its file, the prefetcher and the loader all use this form. This module does no I/O.
 
-Invariant of a Checkpoint: file names are plain and unique, and tensor names are unique. The tensors of one
-file are sorted, lie within it and do not overlap. `parse` rejects a document that breaks the invariant before
-memory is allocated for it.
+Invariant of a Checkpoint: file names are plain and unique, and tensor names are unique. The tensors of each file are
+sorted, lie within it and do not overlap. `parse` rejects a document that breaks the invariant before memory is allocated
+for it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_BYTES)]
 
 
 class InvalidWeightsPlanError(ValueError):
-    """Weights plan that breaks the invariant; the message names the invalid part."""
+    """Weights plan that breaks the invariant. The message names the invalid part."""
 
 
 class Tensor(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One tensor: `size` bytes at `offset` of its file; `dtype` is the safetensors name.
+    """One tensor: `size` bytes at `offset` in its file. `dtype` is the name that safetensors uses.
 
     `digest` (sha256:...) is empty if only the header of the file was read. A weights plan does not contain `file`.
     """
@@ -53,7 +53,10 @@ class Tensor(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CheckpointFile(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One file of `size` bytes; `chunks` are the SHA-256 digests of `spans` in hexadecimal, or None without digests."""
+    """One file of `size` bytes.
+
+    `chunks` are the SHA-256 digests of its `spans` in hexadecimal, or None if they are unknown.
+    """
 
     name: Annotated[str, msgspec.Meta(pattern=r"^(?!\.\.?\Z)[^/\\\x00]{1,255}\Z")]
     size: _Size
@@ -61,9 +64,9 @@ class CheckpointFile(msgspec.Struct, frozen=True, omit_defaults=True):
     chunks: tuple[Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")], ...] | None = None
 
     def spans(self, chunk: int) -> Iterator[tuple[int, int, Tensor | None]]:
-        """Yield (start, end, tensor) of consecutive parts of at most `chunk` bytes that together are the file.
+        """Yield (start, end, tensor) for consecutive parts of at most `chunk` bytes that together make up the file.
 
-        A part belongs to one tensor, or to none (None): the header.
+        Each part belongs to one tensor, or to none (None) if it is the header.
         """
         at = 0
         for tensor in (*self.tensors, None):
@@ -119,7 +122,7 @@ def _sort(file: CheckpointFile, chunk: int) -> CheckpointFile:
 
 
 class UnreadableWeightsError(ValueError):
-    """Weights that cannot be loaded tensor by tensor; the message has the reason."""
+    """Weights that cannot be loaded tensor by tensor. The message states the reason."""
 
 
 def list_tensors(plan: Mapping[str, Any]) -> list[Tensor]:

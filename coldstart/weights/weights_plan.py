@@ -1,10 +1,10 @@
 """Build the weights plan of a model directory and compute its digest.
 
-One pass over each safetensors file hashes tensors and 16 MiB chunks. A chunk digest verifies one byte range
-without the rest of the file. A tensor digest verifies a tensor of which only a part of a chunk is fetched.
+One pass over each safetensors file hashes tensors and 16 MiB chunks. A chunk digest verifies one byte range without the
+rest of the file. A tensor digest verifies a tensor if only parts of its chunks are fetched.
 
-The digest of the plan identifies the weights by content. It is cached together with the sizes and times of
-the files, as in git's index, so that unchanged files are hashed once.
+The digest of the plan identifies the weights by content. It is cached together with the sizes and times of the files, as
+in git's index, so that unchanged files are hashed only once.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _FILES = 4
 def plan(directory: Path, records: Path | None = None) -> dict[str, Any]:
     """Return the plan of a model directory: {"chunk": bytes, "files": [{name, size, chunks, tensors}]}.
 
-    A tensor is {name, dtype, shape, offset, size, digest}; offset and size are bytes of the file. A file in
-    another format than safetensors has chunks but no tensors. With `records`, a directory, the digest of the plan is
-    recorded there for `identity`.
+    A tensor is {name, dtype, shape, offset, size, digest}, with offset and size in bytes. A file that is not in
+    safetensors format has chunks but no tensors. If the directory `records` is given, the digest of the plan is recorded
+    there for `identity`.
 
     Raises:
         OSError: A file cannot be read, or the record cannot be written.
@@ -58,15 +58,15 @@ def plan(directory: Path, records: Path | None = None) -> dict[str, Any]:
 
 
 def digest(weights_plan: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of the plan; plans of files with equal names and bytes have equal digests."""
+    """Return the SHA-256 digest of the plan. Plans of files with equal names and bytes have equal digests."""
     text = json.dumps(weights_plan, sort_keys=True, separators=(",", ":"))
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
 def find_difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """Return the name of the first tensor that only one of two plans has with these bytes, "" if both have the same tensors.
+    """Return the name of the first tensor with these bytes that is in only one of two plans, or "" if there is none.
 
-    A file in another format than safetensors is compared as a whole.
+    A file that is not in safetensors format is compared as a whole.
     """
     return min((name for name, _ in _contents(one) ^ _contents(other)), default="")
 
@@ -78,7 +78,7 @@ def _contents(weights_plan: Mapping[str, Any]) -> set[tuple[str, str]]:
 
 
 def keep(weights_plan: Mapping[str, Any], place: Path) -> Path:
-    """Write the plan below `place` if it is missing there, but not in a dry run; return its file. Raises OSError."""
+    """Write the plan below `place` if it is missing there, but not in a dry run. Return its path. Raises OSError."""
     path = place / f"{digest(weights_plan).removeprefix('sha256:')}.json"
     if not path.exists() and not is_dry_run():
         place.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ def keep(weights_plan: Mapping[str, Any], place: Path) -> Path:
 
 
 def identity(directory: Path, records: Path) -> str:
-    """Return `digest(plan(directory))`; compute it only if the size, time or inode of a file or the index has changed.
+    """Return `digest(plan(directory))`. Compute it only if the size, time or inode of a file or the index has changed.
 
     A dry run computes nothing, and returns "" for a digest that is not known.
 
@@ -136,7 +136,7 @@ def _file(path: Path, index: Mapping[str, str]) -> CheckpointFile:
 
 
 def headers(paths: Iterable[Path]) -> dict[str, Any]:
-    """Return a plan without digests from the headers of the safetensors files of one directory. Raises the errors of `plan`."""
+    """Return a plan without digests, from the headers of safetensors files in one directory. Raises the errors of `plan`."""
     files = list(paths)
     index = checkpoint_files.read_index(files[0].parent) if files else {}
     listed = (CheckpointFile(p.name, p.stat().st_size, tuple(_checked(p, index))) for p in files)

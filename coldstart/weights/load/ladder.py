@@ -26,10 +26,9 @@ Rung = tuple[str, Callable[[Sequence[Tensor]], TensorSource]]
 class LoadReport:
     """Result of one load.
 
-    `way` is the last source used (prefetcher, files or vllm), and `bytes` counts the bytes loaded.
-    `wait_s` is the time in seconds that the loader waited for bytes, `seconds` the time of the full load.
-    `fetch` has the prefetcher's statistics ({} without a prefetcher), and `fallbacks` has one entry for each
-    failed source.
+    `way` is the last source used (prefetcher, files or vllm), and `bytes` is the number of bytes loaded. `wait_s` is the
+    time in seconds that the loader waited for bytes, and `seconds` is the time of the whole load. `fetch` has the
+    prefetcher's statistics ({} without a prefetcher), and `fallbacks` has one entry for each failed source.
     """
 
     way: str = ""
@@ -64,7 +63,7 @@ def describe_last() -> dict[str, Any]:
 
 
 class NoLoaderLeftError(RuntimeError):
-    """Every source failed; `left` are the tensors that were not loaded."""
+    """Every source failed. `left` contains the tensors that were not loaded."""
 
     def __init__(self, left: Sequence[Tensor], reason: str) -> None:
         super().__init__(reason)
@@ -74,7 +73,7 @@ class NoLoaderLeftError(RuntimeError):
 def load_tensors(
     tensors: Sequence[Tensor], rungs: Sequence[Rung], report: LoadReport
 ) -> Iterator[tuple[Tensor, memoryview]]:
-    """Yield each tensor with its bytes; a fallback continues with the tensor at which the source failed.
+    """Yield each tensor with its bytes. After a fallback, continue with the tensor at which the source failed.
 
     Args:
         tensors: Tensors to load, in load order.

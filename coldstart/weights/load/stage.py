@@ -1,7 +1,7 @@
 """Tensors of a checkpoint that a pipeline rank needs: a pure function of names, model configuration and rank.
 
-Invariant: the omitted tensors are exactly those that vLLM would read and drop. Nothing is omitted for an
-architecture without an entry in `LAYOUTS`.
+Invariant: the omitted tensors are exactly those that vLLM would read and drop. Nothing is omitted for an architecture
+that is not in `LAYOUTS`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PARTITION_ENV = environment.VLLM_PP_LAYER_PARTITION
 
 @dataclass(frozen=True)
 class LayerPatterns:
-    """Name patterns of an architecture: its layers (group 1 is the number), and the tensors of the first and last rank."""
+    """Name patterns of an architecture: its layers (group 1 is the number), and the tensors of the first and the last rank."""
 
     layer: re.Pattern[str]
     first: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ LAYOUTS: Mapping[str, LayerPatterns] = {
 def layers(count: int, rank: int, size: int, partition: str | None = None) -> range:
     """Return the layers of pipeline rank `rank` of `size`, divided as in vLLM.
 
-    Each layer that does not divide evenly goes to one rank, from the second to last rank backwards.
+    If the layers do not divide evenly, the remaining ones go to one rank each, from the second to last rank backwards.
 
     Args:
         count: Number of layers of the model.
@@ -72,13 +72,13 @@ def select_names(
     size: int,
     partition: str | None = None,
 ) -> list[str]:
-    """Return the names that the pipeline ranks `ranks` need, in the order of `names`.
+    """Return the names of the tensors that the pipeline ranks `ranks` need, in the order of `names`.
 
-    All names are returned for a single rank and for an architecture without an entry in `LAYOUTS`.
+    All names are returned for a single rank and for an architecture that is not in `LAYOUTS`.
 
     Args:
         names: Tensor names of the checkpoint.
-        config: Content of the model's config.json.
+        config: Contents of the model's config.json.
         ranks: Pipeline ranks of this node.
         size: Number of pipeline ranks.
         partition: Value of VLLM_PP_LAYER_PARTITION.
@@ -109,7 +109,7 @@ def _holds(layout: LayerPatterns, name: str, rank: int, size: int, held: range, 
 
 
 def local_ranks(size: int, tensor: int = 1, nodes: int = 1, node: int = 0) -> list[int]:
-    """Return the pipeline ranks that run on node `node` of `nodes`; vLLM assigns ranks to nodes in order.
+    """Return the pipeline ranks that run on node `node` of `nodes`. vLLM assigns ranks to nodes in order.
 
     Args:
         size: Number of pipeline ranks.

@@ -29,11 +29,11 @@ READERS = 4
 
 
 class SourceLostError(RuntimeError):
-    """Source that can deliver no more bytes; the message has the reason."""
+    """A source can deliver no more bytes. The message states the reason."""
 
 
 class PrefetchSource:
-    """Shared memory that the prefetcher fills."""
+    """Source that reads the shared memory that the prefetcher fills."""
 
     def __init__(self, attached: Attached) -> None:
         self.attached = attached
@@ -41,7 +41,7 @@ class PrefetchSource:
         self._addresses: dict[str, int] = {}
 
     def get_bytes(self, tensor: Tensor) -> memoryview:
-        """Block until the bytes are fetched and verified."""
+        """Wait until the bytes of the tensor are fetched and verified, and return a view of them."""
         from coldstart.weights.prefetch import PrefetchError
 
         try:
@@ -70,10 +70,9 @@ class PrefetchSource:
 
 
 class FileSource:
-    """Privately mapped files; with `ahead`, background threads read their pages in tensor order.
+    """Source that maps files privately. With `ahead`, background threads read their pages in the order of the tensors.
 
-    A tensor that has a digest is verified against it, because the files then replace a source with promised
-    bytes.
+    A tensor that has a digest is verified against it, because the files then replace a source with promised bytes.
     """
 
     def __init__(self, paths: Mapping[str, Path], tensors: Sequence[Tensor], ahead: bool = True) -> None:
@@ -83,7 +82,7 @@ class FileSource:
         self._reading = PageIn(paths, tensors) if ahead else None
 
     def get_bytes(self, tensor: Tensor) -> memoryview:
-        """Return a view of the mapped file."""
+        """Return a view of the tensor's bytes in the mapped file."""
         try:
             view = self._mapped(tensor.file)
         except (OSError, ValueError, KeyError) as error:
@@ -107,7 +106,7 @@ class FileSource:
         return self._maps[name]
 
     def get_fetch_stats(self) -> dict[str, Any]:
-        """Return no statistics: nothing is fetched."""
+        """Return no statistics, because nothing is fetched."""
         return {}
 
     def close(self) -> None:
@@ -123,7 +122,7 @@ TensorSource = PrefetchSource | FileSource
 class PageIn:
     """Threads that read the bytes of tensors into the page cache, in order.
 
-    A file that cannot be read is skipped: the code that maps it reports the error.
+    A file that cannot be read is skipped, because the code that maps it reports the error.
     """
 
     def __init__(self, paths: Mapping[str, Path], tensors: Sequence[Tensor]) -> None:
@@ -133,7 +132,7 @@ class PageIn:
             thread.start()
 
     def end(self) -> None:
-        """Stop the threads and wait for them: a process that will be forked must have no other thread."""
+        """Stop the threads and wait for them, because a process that will be forked must have no other threads."""
         with self._lock:
             self._ended = True
         for thread in self._threads:
@@ -155,7 +154,7 @@ class PageIn:
 
 
 def _cached(descriptor: int, offset: int, size: int) -> bool:
-    """Return whether both ends of the range are in the page cache, by a read that fails instead of waiting."""
+    """Return whether both ends of the range are in the page cache. The check reads them, and fails instead of waiting."""
     try:
         for place in (offset, offset + size - 1):
             os.preadv(descriptor, [bytearray(1)], place, os.RWF_NOWAIT)

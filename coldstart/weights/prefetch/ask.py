@@ -1,7 +1,7 @@
 """Resolve a model name to a prefetch request: source, weights plan and tensor names.
 
-The plan comes from the bundle, so that a server started from this bundle attaches to the same copy. Without a
-bundle, the plan is built from local files, which hashes them once.
+The plan comes from the bundle, so that a server started from this bundle attaches to the same copy. Without a bundle, the
+plan is built from local files, which requires hashing them once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def resolve(
     offline: bool = False,
     accepts: TrustCheck | None = None,
 ) -> Wanted:
-    """Look up the model as `serve` does; its source is `weights_from`, else its directory, else the hub.
+    """Look up the model as `serve` does. Its source is `weights_from`, or else its directory, or else the hub.
 
     Raises:
         NoBundleError: Neither a bundle nor local files provide the plan.

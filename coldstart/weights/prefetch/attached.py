@@ -1,4 +1,4 @@
-"""Lease on a model's weights: wait for bytes, map their files, and query their state.
+"""Lease on a model's weights: wait for bytes, map the files, and query their state.
 
 Files are slices of a private mapping of the shared region, or mapped local files.
 """
@@ -24,7 +24,7 @@ _FLAGS = mmap.MAP_PRIVATE | 0x4000  # MAP_NORESERVE; mmap defines it from Python
 
 
 class Attached:
-    """Lease on the weights of one plan: a context manager, for one thread."""
+    """Lease on the weights of one plan. It is a context manager, and may be used by one thread only."""
 
     def __init__(self, channel: Channel, layout: RegionLayout, wanted: Iterable[int], source: str) -> None:
         self._channel, self._layout, self._wanted = channel, layout, frozenset(wanted)
@@ -36,7 +36,7 @@ class Attached:
         self._region = None if is_local(source) else memoryview(_map(channel.take_descriptor(), layout.total))
 
     def file(self, name: str) -> memoryview:
-        """Return all bytes of a file, writable and privately mapped.
+        """Return all bytes of a file as a writable private mapping.
 
         Raises:
             KeyError: The plan has no such file.
@@ -57,8 +57,8 @@ class Attached:
         """Block until bytes [offset, offset + size) of `file` are fetched and verified.
 
         Raises:
-            PrefetchLostError: The prefetcher ended first.
-            PrefetchFailedError: The prefetcher stopped trying to fetch some of the bytes.
+            PrefetchLostError: The prefetcher exited before that.
+            PrefetchFailedError: The prefetcher gave up on fetching some of the bytes.
             PrefetchRefusedError: This lease did not request all of the bytes.
         """
         end, fits = offset + size, 0 <= offset <= offset + size <= self._layout.files[file].size
@@ -67,7 +67,7 @@ class Attached:
         self._await(numbers)
 
     def complete(self, names: Collection[str] | None = None) -> None:
-        """Block until all bytes of the tensors (None: of all files) are available. Raises the errors of `wait`."""
+        """Block until all bytes of the tensors `names` (None: of all files) are available. Raises the errors of `wait`."""
         numbers = self._layout.select(names)
         if not self._wanted.issuperset(numbers):
             raise PrefetchRefusedError("this client did not request all of the tensors")
@@ -77,13 +77,13 @@ class Attached:
     def stats(self) -> dict[str, Any]:
         """Return the prefetcher's entry in `coldstart prefetch status`.
 
-        The counts are bytes of this model, summed over all clients. `began` and `ended` are seconds on
-        CLOCK_MONOTONIC or None. Raises PrefetchLostError.
+        The counts are bytes of this model, summed over all clients. `began` and `ended` are times in seconds on
+        CLOCK_MONOTONIC, or None. Raises PrefetchLostError.
         """
         return dict(self._ask("status")["status"])
 
     def close(self) -> None:
-        """Release the lease; mapped files stay readable while a view of them exists."""
+        """Release the lease. Mapped files stay readable as long as a view of them exists."""
         self._channel.close()
         self._views.clear()
         self._region = None
@@ -109,7 +109,7 @@ class Attached:
         return self._receive()
 
     def _receive(self) -> dict[str, Any]:
-        """Return the next answer, after a look at the states of checks in it. Raises the error that ends the connection."""
+        """Return the next response, after recording the states of checks in it. Raises the error that ends the connection."""
         answer = next(self._channel.iterate_replies(), None)
         if answer is None:
             raise PrefetchLostError("the prefetcher has ended or does not answer")

@@ -1,8 +1,8 @@
-"""Client of the prefetcher: attach to weights, start a fetch early, query the status.
+"""Client of the prefetcher: attach to weights, start a fetch early, and query the status.
 
-An open socket is the lease, and its end reports the death of the other side. Bytes of `Attached.file` are
-valid after `wait` returned for them. The mapping is private, so no other process sees what is written to it,
-and it outlives the prefetcher. This module uses only the standard library.
+An open socket is the lease, and its end reports the death of the other side. Bytes of `Attached.file` are valid after
+`wait` has returned for them. The mapping is private, so no other process sees what is written to it, and it outlives the
+prefetcher. This module uses only the standard library.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ def attach(
     pace: PacedFetch | None = None,
     directory: Path | None = None,
 ) -> Attached:
-    """Take a lease on the weights of `plan` and request the tensors `names`.
+    """Take a lease on the weights of `plan`, request the tensors `names`, and return the lease.
 
-    The prefetcher also reads and verifies the files of a local directory, but clients map the files
-    themselves: the page cache is the shared copy.
+    The prefetcher also reads and verifies the files of a local directory, but clients map the files themselves: the page
+    cache is the shared copy.
 
     Args:
         source: Local directory, http(s)://..., s3://bucket/prefix or hf://repo@revision.
@@ -79,7 +79,7 @@ def attach(
 
     Raises:
         PrefetchRefusedError: The plan is invalid or exceeds the memory budget.
-        PrefetchLostError: The prefetcher ended.
+        PrefetchLostError: The prefetcher exited.
     """
     plan_layout = layout.read(plan)
     wanted, began = plan_layout.select(names), monotonic()
@@ -112,19 +112,19 @@ def start_early(
     pace: PacedFetch | None = None,
     directory: Path | None = None,
 ) -> Channel:
-    """Start a fetch without waiting for the prefetcher, which is started if none runs.
+    """Start a fetch without waiting for the prefetcher, which is started if none is running, and return the connection.
 
-    This function returns within milliseconds. The request ends when its bytes are fetched and another client
-    has attached, on `Channel.close()`, or with this process. Raises PrefetchError if no process can be started.
+    This function returns within milliseconds. The request ends when its bytes are fetched and another client has
+    attached, on `Channel.close()`, or with this process. Raises PrefetchError if no process can be started.
     """
     return _ask(source, plan, names, directory, pace, early=True)
 
 
 def set_pace(pace: PacedFetch, *, directory: Path | None = None) -> dict[str, Any] | None:
-    """Set the rate of a named fetch; return {"rate", "bytes", "seconds", "limited", "ended"}, or None before it has begun.
+    """Set the rate of a named fetch. Return {"rate", "bytes", "seconds", "limited", "ended"}, or None before it has begun.
 
-    `seconds` is the time from the first to the last byte, and `limited` is whether any rate applied so far. Of a fetch that
-    tried several sources, the values are those of the source with the most bytes.
+    `seconds` is the time from the first to the last byte, and `limited` is whether any rate has applied so far. If the
+    fetch has tried several sources, the values are those of the source with the most bytes.
 
     Raises:
         PrefetchRefusedError: The prefetcher rejected the rate.
@@ -137,9 +137,9 @@ def set_pace(pace: PacedFetch, *, directory: Path | None = None) -> dict[str, An
 
 
 def request(operation: str, *, directory: Path | None = None, **more: Any) -> list[dict[str, Any]]:
-    """Send an operation ("status", "stop" or "pace") to each running prefetcher and return the responses.
+    """Send an operation ("status", "stop" or "pace") to each running prefetcher, and return the responses.
 
-    "stop" returns after the prefetchers have ended. One that does not answer within ANSWER_S seconds counts as ended.
+    "stop" returns after the prefetchers have exited. One that does not respond within ANSWER_S seconds counts as exited.
     """
     answers = list[dict[str, Any]]()
     for path in list_sockets(directory):
@@ -164,7 +164,7 @@ def _encode(plan: Mapping[str, Any]) -> bytes:
 
 
 def _place(source: str, plan: Mapping[str, Any], directory: Path | None) -> Path:
-    """Return the path of the socket of the prefetcher of these weights. Raises PrefetchError."""
+    """Return the path of the socket of the prefetcher for these weights. Raises PrefetchError."""
     try:
         return (
             directory or paths.runtime_dir()
@@ -233,7 +233,7 @@ def _spawn(path: Path) -> socket.socket:
 
 
 def _read_log(path: Path) -> str:
-    """Return the last line of the ended prefetcher's log to append to an error, or "" if the log is empty."""
+    """Return the last line of the exited prefetcher's log, to be appended to an error, or "" if the log is empty."""
     with suppress(OSError):
         if lines := path.with_suffix(".log").read_text(errors="replace").splitlines():
             return f"; its log ends: {lines[-1]}"

@@ -1,10 +1,10 @@
 """Fetch of the weights of one source and plan: the streams that serve all leases, and the memory that they fill.
 
-Each stream is a thread: it takes the next run of checks, reads and verifies its bytes, writes them to the shared memory and
-records the result. Unverified bytes stay in the thread's own buffer.
+Each stream is a thread: it takes the next run of checks, reads and verifies its bytes, writes them to the shared memory
+and records the result. Unverified bytes stay in the thread's own buffer.
 
-Invariant: the bytes that leases requested are at most the memory budget. A request that does not fit is rejected before any of
-its bytes are planned.
+Invariant: the bytes that all leases have requested never exceed the memory budget. A request that does not fit is
+rejected before any of its bytes are planned.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ERRORS_KEPT = 20
 
 
 class WrongBytesError(Exception):
-    """Fetched bytes of the check `number` do not match the plan; the message names the file, and the tensor or the bytes."""
+    """The fetched bytes of check `number` do not match the plan. The message names the file, and the tensor or the bytes."""
 
     def __init__(self, number: int, check: Check) -> None:
         what = f"there are wrong bytes in bytes {check.start} to {check.end}"
@@ -56,11 +56,11 @@ class WrongBytesError(Exception):
 
 
 class NoMemoryError(RuntimeError):
-    """The machine has too little memory for the fetched bytes; the source works."""
+    """The machine has too little memory for the fetched bytes. The source itself works."""
 
 
 def open_source(address: str, environment: Mapping[str, str]) -> RangeSource:
-    """Open a source for one stream; `environment` has the client's credentials. Raises SourceUnusableError."""
+    """Open a source for one stream. `environment` contains the client's credentials. Raises SourceUnusableError."""
     if address.startswith("s3://"):
         return ObjectSource(address, environment)
     return LocalSource(Path(address)) if is_local(address) else open_http(address, environment)
@@ -68,7 +68,7 @@ def open_source(address: str, environment: Mapping[str, str]) -> RangeSource:
 
 @dataclass(eq=False)
 class _Job:
-    """Fetch of the checks `run`, which follow each other in one file, after `request` requests of clients."""
+    """Fetch of the checks `run`, which are consecutive in one file. Clients had made `request` requests when it began."""
 
     run: range
     pace: FetchPace
@@ -83,23 +83,23 @@ class _Job:
 
 
 class Fetcher:
-    """Fetch of the weights of a plan; `region` is None for a local directory, which has the page cache.
+    """Fetch of the weights of a plan. `region` is None for a local directory, whose shared copy is in the page cache.
 
-    `changed` is the lock of all this state, and is notified of each change. The caller of a method holds it.
+    `changed` is the lock of all this state, and is notified of each change. Callers of the methods hold it.
     """
 
     def __init__(
         self, address: str, plan: bytes, changed: Condition, *, streams: int, budget: int, patience_s: float
     ) -> None:
-        """Read the plan. No byte is fetched or allocated before the first lease.
+        """Read the plan. No byte is fetched and no memory is allocated before the first lease.
 
         Args:
-            address: Normalised source.
+            address: Normalized source.
             plan: Weights plan as JSON.
             changed: Lock of the state.
-            streams: Parallel streams of the fetches of one pace, so that a slow fetch delays no other.
-            budget: Most bytes that leases may request.
-            patience_s: Seconds for which a source is retried that does not answer.
+            streams: Number of parallel streams for the fetches of one pace, so that a slow fetch does not delay others.
+            budget: Maximum number of bytes that all leases may request.
+            patience_s: Time in seconds for which a source that does not respond is retried.
 
         Raises:
             PrefetchRefusedError: The plan is invalid, or the kernel has no shared memory for it.
@@ -135,9 +135,10 @@ class Fetcher:
         background: bool = False,
         early: bool = False,
     ) -> Lease:
-        """Request the tensors `names` (None: all files), and use the credentials in `environment` from now on.
+        """Request the tensors `names` (None: all files) and return the lease.
 
-        An `early` lease ends by itself when its bytes are fetched and another client has a lease.
+        Use the credentials in `environment` from now on. An `early` lease ends by itself when its bytes are fetched and
+        another client has a lease.
 
         Raises:
             PrefetchRefusedError: The plan lacks a tensor, or all leases would need more than the memory budget.
@@ -168,14 +169,14 @@ class Fetcher:
         return lease
 
     def release(self, lease: Lease) -> None:
-        """End a lease; its bytes remain."""
+        """End a lease. Its bytes remain in memory."""
         if (pace := self.leases.pop(lease, None)) is not None:
             pace.served |= not self.board.is_unfinished(lease)
         self._early.discard(lease)
         self.changed.notify_all()
 
     def has_ended(self, pace: FetchPace) -> bool:
-        """Return whether a lease of this pace has received all the bytes that it requested, and none waits for any."""
+        """Return whether a lease of this pace has received all bytes that it requested, and none is waiting for any."""
         waits = [self.board.is_unfinished(lease) for lease, own in self.leases.items() if own is pace]
         return not any(waits) and (bool(waits) or pace.served)
 
@@ -236,7 +237,7 @@ class Fetcher:
             source.close()
 
     def _take(self, pace: FetchPace) -> _Job | None:
-        """Wait for a run of checks to fetch; return None if no lease of this pace waits for bytes."""
+        """Wait for a run of checks to fetch, and return it, or None if no lease of this pace waits for bytes."""
         with self.changed:
             while any(own is pace and self.board.is_unfinished(one) for one, own in self.leases.items()):
                 delay_s = self._retry_at - monotonic()
@@ -318,12 +319,12 @@ class Fetcher:
         self.board.mark(numbers, CheckState.FAILED, reason)
 
     def _expect_answer(self) -> None:
-        """Forget an outage of the source: it works, or has new credentials."""
+        """Forget an outage of the source, because it works again or has new credentials."""
         self._down_since: float | None = None
         self._retry_at, self._delay_s = 0.0, _FIRST_DELAY_S
 
     def _delay_retry(self) -> bool:
-        """Delay the next attempt after a failed one; return False if the source failed for the time of patience."""
+        """Wait before the next attempt after a failed one. Return False if the source has failed for `patience_s` seconds."""
         now = monotonic()
         self._down_since = now if self._down_since is None else self._down_since
         if now >= self._retry_at:  # count one outage once, although each stream reports it

@@ -1,6 +1,6 @@
 """Byte ranges over HTTP(S), read into the caller's buffer (RFC 9110, section 14): HTTP servers and the Hugging Face Hub.
 
-Credentials go only to the origin that they belong to: never to the target of a redirect, and never in clear text.
+Credentials are sent only to the origin that they belong to: never to the target of a redirect, and never in clear text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PASSING = {408, 425, 429, 500, 502, 503, 504}
 
 
 def open_http(address: str, environment: Mapping[str, str]) -> HttpSource:
-    """Open http(s)://... or hf://owner/name@revision; `environment` has the credentials. Raises SourceUnusableError."""
+    """Open http(s)://... or hf://owner/name@revision with the credentials in `environment`. Raises SourceUnusableError."""
     if not address.startswith("hf://"):
         return HttpSource(address, headers(address, environment))
     from huggingface_hub import get_token, hf_hub_url
@@ -42,10 +42,10 @@ def open_http(address: str, environment: Mapping[str, str]) -> HttpSource:
 
 
 def headers(address: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the Authorization header: user:password@ of the address, else the bearer token of the environment.
+    """Return the Authorization header, from user:password@ in the address or else from the bearer token in the environment.
 
-    The token is not bound to one source, so it is omitted where it would be sent over plain HTTP. A password
-    in the address is meant for this source.
+    The token does not belong to one source, so it is omitted where it would be sent over plain HTTP. A password in the
+    address is meant for this source.
 
     Raises:
         SourceUnusableError: A password would be sent over plain HTTP.
@@ -66,7 +66,8 @@ def headers(address: str, environment: Mapping[str, str]) -> dict[str, str]:
 class HttpSource:
     """Files below a base address, or at the address that `locate` returns (RFC 9110, section 14).
 
-    A server that supports ranges answers 206 with the requested Content-Range; any other response is not accepted as weights.
+    A server that supports ranges responds with status 206 and the requested Content-Range. Any other response is
+    rejected.
     """
 
     def __init__(
@@ -80,7 +81,6 @@ class HttpSource:
         self._client = http_client.HttpClient()
 
     def read(self, name: str, size: int, start: int, buffer: memoryview, count: Count) -> int:
-        """Implement RangeSource."""
         first, filled = self._locate(name), 0
         try:
             with self._ask(name, first, start, start + len(buffer)) as answer:
@@ -101,11 +101,10 @@ class HttpSource:
         return filled
 
     def close(self) -> None:
-        """Implement RangeSource."""
         self._client.close()
 
     def _ask(self, name: str, first: str, start: int, end: int) -> http_client.HttpResponse:
-        """Request bytes [start, end) and return the response with status 206; later requests skip its redirects."""
+        """Request bytes [start, end), and return the response with status 206. Later requests skip its redirects."""
         secret = http_client.Secret(parse_origin(first), self._headers) if self._headers else None
         wanted = {"Range": f"bytes={start}-{end - 1}"}
         answer = self._client.request("GET", self._moved.get(name, first), headers=wanted, secret=secret)
@@ -127,7 +126,7 @@ class HttpSource:
 
 
 def _find_fault(given: Mapping[str, str], size: int, start: int, end: int) -> str:
-    """Return why the headers of a response with status 206 are not those of bytes [start, end) of a file, or "" if they are."""
+    """Return why the headers of a response with status 206 do not describe bytes [start, end) of a file, or "" if they do."""
     unit, _, rest = given.get("Content-Range", "").partition(" ")
     span, _, total = rest.partition("/")
     if unit != "bytes" or span != f"{start}-{end - 1}":

@@ -1,7 +1,8 @@
 """Shared region of a checkpoint: its memory, the offset of each file in it, and all checks.
 
-A check is a range of bytes of one file with a digest. Checks are numbered in the order of files and bytes, and client and
-prefetcher name bytes by these numbers. Invariant: every byte belongs to one check, and each tensor consists of complete checks.
+A check is a range of bytes in one file with a digest. Checks are numbered in the order of files and bytes, and client and
+prefetcher refer to bytes by these numbers. Invariant: every byte belongs to one check, and each tensor consists of
+complete checks.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 @dataclass(frozen=True, slots=True)
 class RegionFile:
-    """One file of `size` bytes: its offset `base` in the region, the numbers of its checks, and its tensors' names."""
+    """One file of `size` bytes: its offset `base` in the region, the numbers of its checks, and the names of its tensors."""
 
     name: str
     size: int
@@ -38,7 +39,7 @@ class RegionFile:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Bytes [start, end) of a file with their SHA-256; `tensor` is their tensor, if they have one."""
+    """Bytes [start, end) of a file with their SHA-256 digest. `tensor` is the tensor that they belong to, if any."""
 
     file: RegionFile
     start: int
@@ -49,7 +50,7 @@ class Check:
 
 @dataclass(frozen=True)
 class RegionLayout:
-    """Layout of a valid plan; `total` is the size of the region in bytes, `tensors` has the numbers of a tensor's checks."""
+    """Layout of a valid plan. `total` is the size in bytes of the region, and `tensors` has each tensor's check numbers."""
 
     chunk: int
     files: Mapping[str, RegionFile]
@@ -58,10 +59,10 @@ class RegionLayout:
     total: int
 
     def select(self, names: Collection[str] | None) -> list[int]:
-        """Return the numbers of the checks of the tensors `names`, in order; None means all.
+        """Return the numbers of the checks of the tensors `names` (None: of all files), in order.
 
-        A file whose tensors are all requested is included with its header. Raises PrefetchRefusedError if the
-        plan lacks a tensor.
+        A file whose tensors are all requested is included with its header. Raises PrefetchRefusedError if the plan lacks
+        a tensor.
         """
         if names is None:
             return list(range(len(self.checks)))
@@ -74,7 +75,7 @@ class RegionLayout:
         return sorted(chosen)
 
     def cover(self, file: str, offset: int, size: int) -> range:
-        """Return the numbers of the checks with any of the bytes [offset, offset + size) of a file."""
+        """Return the numbers of the checks that contain any of the bytes [offset, offset + size) of a file."""
         numbers, end = self.files[file].checks, offset + size
         if size == 0:
             return range(0)
@@ -124,9 +125,9 @@ def read(document: Mapping[str, Any]) -> RegionLayout:
 class SharedRegion:
     """Shared memory of `total` bytes: a memfd, which the kernel frees when its last holder closes it or dies.
 
-    Writers use pwrite and do not map the region: a page is allocated without a fault and holds only verified bytes.
-    A thread allocates pages before they are written (the benchmarks' RESULTS has the cost of the first touch).
-    Raises OSError if the kernel cannot create a memfd.
+    Writers use pwrite and do not map the region, so a page is allocated without a fault and holds only verified bytes. A
+    thread allocates pages before they are written (the benchmarks' RESULTS has the cost of the first touch). Raises
+    OSError if the kernel cannot create a memfd.
     """
 
     def __init__(self, total: int) -> None:
@@ -141,11 +142,11 @@ class SharedRegion:
         return os.fstat(self._descriptor).st_blocks * 512
 
     def reader(self) -> int:
-        """Return a read-only descriptor of the region; the caller closes it."""
+        """Return a read-only descriptor of the region. The caller closes it."""
         return os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDONLY | os.O_CLOEXEC)
 
     def write(self, offset: int, data: memoryview) -> None:
-        """Write verified bytes. Raises OSError if memory is short."""
+        """Write verified bytes at `offset`. Raises OSError if there is not enough memory."""
         while data:
             written = os.pwrite(self._descriptor, data, offset)
             offset, data = offset + written, data[written:]

@@ -1,8 +1,8 @@
 """Rate limit of a fetch: a token bucket that several streams share and whose rate can change while they read.
 
-A reader takes tokens after it received bytes, and then waits. While it waits, its connection's buffer fills
-and TCP slows the source down. Invariant: in any t seconds at most rate * (t + BURST_S) bytes pass, plus the
-chunk that each stream has just received.
+A reader takes tokens after it has received bytes, and then waits. While it waits, its connection's buffer fills and TCP
+slows the source down. Invariant: in any t seconds, at most rate * (t + BURST_S) bytes pass, plus the chunk that each
+stream has just received.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ BURST_S = 0.1
 
 @dataclass(slots=True)
 class TokenBucket:
-    """Token bucket; `rate` is in bytes/s, None for no limit.
+    """Token bucket. `rate` is in bytes/s, or None for no limit.
 
-    `level` is the number of bytes that may pass at time `now`; it is negative after too many bytes.
+    `level` is the number of bytes that may pass at time `now`. It is negative after too many bytes have passed.
     """
 
     rate: float | None
@@ -34,7 +34,7 @@ class TokenBucket:
             self.level -= size
 
     def change(self, rate: float | None, now: float) -> None:
-        """Set the rate; a negative level is refilled at the new rate."""
+        """Set the rate. A negative level is refilled at the new rate."""
         self._fill(now)
         self.rate = rate
         self._fill(now)
@@ -55,8 +55,8 @@ class TokenBucket:
 class FetchPace:
     """Rate limit of one fetch, shared by all leases of the fetch.
 
-    `limited` is whether a rate applied to any byte so far. `served` is whether a lease that has ended received all the bytes
-    that it requested. `streams` is the number of streams that fetch with this pace.
+    `limited` is whether a rate has applied to any byte so far. `served` is whether a lease that has ended received all
+    the bytes that it requested. `streams` is the number of streams that fetch with this pace.
     """
 
     def __init__(self, rate: float | None) -> None:
@@ -65,7 +65,7 @@ class FetchPace:
         self._first = self._last = 0.0
 
     def change(self, rate: float | None) -> None:
-        """Set the rate, also for streams that wait now."""
+        """Set the rate, even for streams that are waiting now."""
         with self._changed:
             self._bucket.change(rate, monotonic())
             self._changed.notify_all()
@@ -83,7 +83,7 @@ class FetchPace:
                 now = monotonic()
 
     def document(self) -> dict[str, Any]:
-        """Return the rate, the bytes, and the time in seconds from the first to the last byte."""
+        """Return the rate, the number of bytes, and the time in seconds from the first to the last byte."""
         with self._changed:
             return {
                 "rate": self._bucket.rate,

@@ -1,7 +1,7 @@
 """Fetch schedule: the state of each check, the checks that each lease requests, and the run of checks to fetch next.
 
-Leases are served in order of arrival, and the checks of a lease in order. Background leases are served only while no other
-lease is unfinished. This module is pure: no sockets, threads or clock.
+Leases are served in order of arrival, and the checks of a lease in order. Background leases are served only while no
+other lease is unfinished. This module is pure: it uses no sockets, threads or clock.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from coldstart.weights.prefetch.layout import RegionLayout
 
 
 class CheckState(IntEnum):
-    """State of a check; FAILED returns to IDLE when a lease requests the check again."""
+    """State of a check. FAILED returns to IDLE when a lease requests the check again."""
 
     UNWANTED, IDLE, BUSY, READY, FAILED = range(5)
 
@@ -28,9 +28,9 @@ class Lease:
 
 
 class Board:
-    """States of the checks of one model, and the bytes that any lease requested so far.
+    """States of the checks of one model, and the bytes that all leases have requested so far.
 
-    `settled` has each check that became ready or failed, in this order, and `reasons` why a check has failed.
+    `settled` lists each check that became ready or failed, in this order, and `reasons` has the reason for each failure.
     """
 
     def __init__(self, layout: RegionLayout) -> None:
@@ -40,7 +40,7 @@ class Board:
         self.wanted_bytes = self.ready_bytes = 0
 
     def request(self, numbers: Iterable[int]) -> None:
-        """Plan the checks that were not requested before, and failed ones once more."""
+        """Plan those checks that were not requested before, and failed ones again."""
         for number in numbers:
             if self.states[number] == CheckState.UNWANTED:
                 self.wanted_bytes += self.layout.size([number])
@@ -53,7 +53,7 @@ class Board:
         return [number for number in numbers if self.states[number] == CheckState.UNWANTED]
 
     def mark(self, numbers: Iterable[int], state: CheckState, reason: str = "") -> None:
-        """Set the state of checks; `reason` explains a failure."""
+        """Set the state of checks. `reason` explains a failure."""
         for number in numbers:
             self.states[number] = state
             self.ready_bytes += self.layout.size([number]) if state == CheckState.READY else 0
@@ -66,7 +66,7 @@ class Board:
         return self._list(numbers, CheckState.READY)
 
     def list_idle(self, numbers: Iterable[int] | None = None) -> list[int]:
-        """Return those of `numbers` (None: of all) that wait to be fetched."""
+        """Return those of `numbers` (None: of all) that are waiting to be fetched."""
         return self._list(numbers, CheckState.IDLE)
 
     def _list(self, numbers: Iterable[int] | None, state: CheckState) -> list[int]:
@@ -80,7 +80,7 @@ class Board:
         return lease.done < len(lease.wanted)
 
     def pick(self, leases: Iterable[Lease], available: Callable[[Lease], bool]) -> range | None:
-        """Return the next checks to fetch, which follow each other in a file, or None if there are none.
+        """Return the next checks to fetch, which are consecutive in one file, or None if there are none.
 
         Args:
             leases: All leases, in order of arrival.
@@ -93,7 +93,7 @@ class Board:
         return None
 
     def _find_run(self, lease: Lease) -> range:
-        """Return the first idle checks of a lease that follow each other, of one chunk or fewer bytes; empty without one."""
+        """Return the first consecutive idle checks of a lease, of at most one chunk, or an empty range if it has none."""
         checks, run = self.layout.checks, range(0)
         for at in range(lease.done, len(lease.wanted)):
             number = lease.wanted[at]
@@ -113,7 +113,7 @@ class Board:
 
 
 def join(numbers: Iterable[int]) -> list[list[int]]:
-    """Return ascending numbers as pairs [first, end) of numbers that follow each other."""
+    """Return ascending numbers as pairs [first, end) of consecutive numbers."""
     pairs: list[list[int]] = []
     for number in numbers:
         if pairs and pairs[-1][1] == number:

@@ -1,7 +1,7 @@
 """Prefetcher process for one source and weights plan: `python -m coldstart.weights.prefetch.service SOCKET DESCRIPTOR`.
 
 One thread per client handles its requests in order. An open connection is a lease. The process exits on a stop request or
-after the idle timeout without clients.
+when it has had no clients for the idle timeout.
 
 A file lock selects the process that serves. The kernel releases the lock when the process exits, so a socket without a
 held lock is stale and is replaced. A process that does not get the lock exits when the holder serves, and its client
@@ -84,7 +84,7 @@ class Service:
             return self.clients > 0 or time.monotonic() - self._quiet_since < idle_s
 
     def adopt(self, connection: socket.socket) -> None:
-        """Serve a connection in a new thread, or close it if it belongs to another user."""
+        """Serve a connection in a new thread, or close the connection if it belongs to another user."""
         if not peers.is_trusted_peer(connection):
             connection.close()
             return
@@ -103,7 +103,10 @@ class Service:
                 self.clients, self._quiet_since = self.clients - 1, time.monotonic()
 
     def find(self, source: str, plan: bytes) -> Fetcher:
-        """Return the fetcher for this source and plan. Raises PrefetchRefusedError if this process fetches other weights."""
+        """Return the fetcher for this source and plan.
+
+        Raises PrefetchRefusedError if this process fetches different weights.
+        """
         address = normalise(source)
         if self.fetcher is None:
             self.fetcher = Fetcher(
@@ -119,7 +122,7 @@ class Service:
         return self.fetcher
 
     def share_pace(self, pace: PacedFetch | None) -> FetchPace:
-        """Return the rate limit that all leases of a named fetch share."""
+        """Return the rate limit shared by all leases of a named fetch."""
         name, rate = ("", None) if pace is None else (pace.name, pace.rate)
         return self._paces.setdefault(name, FetchPace(rate))
 
@@ -137,7 +140,7 @@ class Service:
 
 
 class _Client:
-    """Client connection and its lease; `known` counts the settled checks that were reported to the client."""
+    """Connection of a client, and its lease. `known` is the number of settled checks that were reported to the client."""
 
     def __init__(self, service: Service, channel: Channel) -> None:
         self.service, self.channel = service, channel
@@ -196,7 +199,7 @@ class _Client:
                 os.close(descriptor)
 
     def _wait(self, board: Board) -> None:
-        """Respond as soon as the state of a check changes that the client does not know."""
+        """Respond as soon as a check changes to a state that the client does not know."""
         with self.service.changed:
             self._wait_while(lambda: self.known == len(board.settled))
             news, self.known = sorted(set(board.settled[self.known :])), len(board.settled)
@@ -231,7 +234,7 @@ def _write_span(fetcher: Fetcher, path: str, began: float) -> None:
 
 
 def main(path: Path, descriptor: int) -> None:
-    """Serve until stopped or idle.
+    """Serve until a stop request or the idle timeout.
 
     Args:
         path: Socket to listen on.

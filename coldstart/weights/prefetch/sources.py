@@ -1,7 +1,7 @@
 """Sources of weights, which read byte ranges of named files: directory, HTTP server, Hugging Face Hub, S3-compatible store.
 
-Each stream opens its own source, so a source need not be thread-safe. SourceUnavailableError is temporary and the read is
-retried; SourceUnusableError is permanent.
+Each stream opens its own source, so a source need not be thread-safe. SourceUnavailableError is temporary, and the read
+is retried. SourceUnusableError is permanent.
 """
 
 from __future__ import annotations
@@ -22,22 +22,24 @@ Count = Callable[[int], None]
 
 
 class SourceUnavailableError(Exception):
-    """The source did not answer or closed the connection; a retry may succeed."""
+    """The source did not respond or closed the connection. A retry may succeed."""
 
 
 class SourceTooSlowError(SourceUnavailableError):
-    """The source sends fewer bytes per second than the minimum; it is not retried at once."""
+    """The source sends fewer bytes per second than the minimum. It is not retried immediately."""
 
 
 class SourceUnusableError(Exception):
-    """The source answers with a permanent error: no such file, no byte ranges, another size or no permission."""
+    """The source responds with a permanent error: no such file, no byte ranges, a different size or no permission."""
 
 
 class RangeSource(Protocol):
     """Source of byte ranges of files."""
 
     def read(self, name: str, size: int, start: int, buffer: memoryview, count: Count) -> int:
-        """Fill `buffer` from byte `start` of file `name`; return how many bytes arrived before the connection ended.
+        """Fill `buffer` from byte `start` of file `name`.
+
+        Return the number of bytes that arrived before the connection ended.
 
         Args:
             name: File name.
@@ -56,34 +58,33 @@ class RangeSource(Protocol):
 
 
 def is_local(address: str) -> bool:
-    """Return whether the address is a directory of this machine."""
+    """Return whether the address is a directory on this machine."""
     return address.partition("://")[0] not in SCHEMES
 
 
 def normalise(address: str) -> str:
-    """Return the address in the prefetcher's form: absolute for a directory, otherwise without a trailing slash."""
+    """Return the address in the prefetcher's form: an absolute path for a directory, otherwise without a trailing slash."""
     return str(paths.expand_user(address).absolute()) if is_local(address) else address.rstrip("/")
 
 
 def name_weights(address: str, plan: bytes) -> str:
-    """Return the name of the weights of a normalised source and a plan (as JSON): 32 hexadecimal digits."""
+    """Return the name (32 hexadecimal digits) of the weights of a normalized source and a plan, given as JSON."""
     return hashlib.sha256(address.encode() + b"\n" + plan).hexdigest()[:32]
 
 
 def redact(address: str) -> str:
-    """Return the address for messages: without a login, and without the query, which may be a signature."""
+    """Return the address for use in messages, without a login and without the query, which may be a signature."""
     return address if is_local(address) else redact_url(address)
 
 
 class LocalSource:
-    """Local directory, read into the page cache, which is the copy that all clients map."""
+    """Local directory. Its files are read into the page cache, which is the copy that all clients map."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._open: dict[str, int] = {}
 
     def read(self, name: str, size: int, start: int, buffer: memoryview, count: Count) -> int:
-        """Implement RangeSource."""
         path = self.directory / name
         try:
             if name not in self._open:
@@ -102,13 +103,15 @@ class LocalSource:
         return got
 
     def close(self) -> None:
-        """Implement RangeSource."""
         while self._open:
             os.close(self._open.popitem()[1])
 
 
 class ObjectSource:
-    """Objects below s3://bucket/prefix; the client's AWS variables set endpoint, region and credentials."""
+    """Objects under s3://bucket/prefix.
+
+    Endpoint, region and credentials come from the client's AWS_* environment variables.
+    """
 
     def __init__(self, address: str, environment: Mapping[str, str]) -> None:
         try:
@@ -130,7 +133,6 @@ class ObjectSource:
         )
 
     def read(self, name: str, size: int, start: int, buffer: memoryview, count: Count) -> int:
-        """Implement RangeSource."""
         import obstore
         from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
@@ -148,4 +150,4 @@ class ObjectSource:
         return len(data)
 
     def close(self) -> None:
-        """Implement RangeSource; the store closes its connections itself."""
+        """Do nothing, because the store closes its connections itself."""
