@@ -36,7 +36,7 @@ def find_url(vllm_args: Arguments) -> str:
         return f"unix:{uds}"
     host = str(vllm_args.value("host") or DEFAULT_HOST)
     scheme = "https" if vllm_args.value("ssl_certfile") else "http"
-    return addresses.build_url(host, vllm_args.value("port", DEFAULT_PORT), scheme)
+    return addresses.build_local_url(host, vllm_args.value("port", DEFAULT_PORT), scheme)
 
 
 def require_free_port(vllm_args: Arguments, listen: Sequence[str]) -> None:

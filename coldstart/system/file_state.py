@@ -93,14 +93,17 @@ def read_record(kind: str, place: Path, made_by: str) -> Mapping[str, Sequence[i
         return {}
 
 
-def find_change(stamped: Mapping[str, Sequence[int]], place: Path, made: str) -> str | None:
-    """Return how the first entry changed since `place` was `made` (a participle), or why others can write to it; else None."""
+def find_change(stamps: Mapping[str, Sequence[int]], place: Path, participle: str) -> str | None:
+    """Return the first change to `place` since `stamps` were recorded, or why others can write to it, or else None.
+
+    `participle` says in the message what was done then, such as "created".
+    """
     present = dict(_walk_entries(place))
-    for name, stamp in stamped.items():
+    for name, stamp in stamps.items():
         if name not in present:
             return f"{place / name} was removed"
         if _fingerprint_entry(present[name]) != list(stamp):
-            return f"{place / name} has changed since it was {made}"
+            return f"{place / name} has changed since it was {participle}"
     for name, entry in present.items():
         if (reason := ownership.describe_exposure(entry)) is not None:
             return f"{place / name} {reason}"

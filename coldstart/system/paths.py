@@ -113,7 +113,7 @@ class Cache:
         return self.writable_root / "runtime"
 
     @property
-    def work(self) -> Path:
+    def unfinished(self) -> Path:
         """Return the directory of unfinished materializations, one subdirectory per run."""
         return self.root / "work"
 

@@ -73,7 +73,7 @@ def _acknowledge(plan: LaunchPlan, descriptor: int) -> None:
     """Report readiness once the server responds. No token is generated, because nothing was restored."""
     given = plan.vllm_args
     scheme = "https" if given.gives("ssl_certfile") else "http"
-    url = addresses.build_url(
+    url = addresses.build_local_url(
         str(given.value("host") or "127.0.0.1"), given.number("port", DEFAULT_PORT), scheme
     )
     # With a Unix socket, vLLM does not listen on a port.

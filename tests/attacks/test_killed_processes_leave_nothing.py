@@ -125,7 +125,7 @@ def test_draft_of_a_killed_build_is_removed_by_the_next_build(
 def test_prune_removes_the_work_of_a_killed_materialization_but_not_of_a_running_one(
     run: Run, home: Path
 ) -> None:
-    work = Cache.at().work
+    work = Cache.at().unfinished
     with workspace(work) as running:
         killed = work / "tmpkilled"
         killed.mkdir()

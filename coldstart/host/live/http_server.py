@@ -145,4 +145,4 @@ def listen(endpoint: GatewayEndpoint) -> Iterator[socket.socket]:
 def format_url(sock: socket.socket, endpoint: GatewayEndpoint) -> str:
     """Return the URL at which clients on this machine can reach a bound socket."""
     host, port = sock.getsockname()[:2]
-    return addresses.build_url(host, port, "http" if endpoint.tls_cert is None else "https")
+    return addresses.build_local_url(host, port, "http" if endpoint.tls_cert is None else "https")

@@ -153,7 +153,7 @@ class Upstream:
 
     def __init__(self, address: Path | tuple[str, int], *, connect_s: float = CONNECT_S) -> None:
         self.address, self.connect_s = address, connect_s
-        self._base = "http://server" if isinstance(address, Path) else addresses.build_url(*address)
+        self._base = "http://server" if isinstance(address, Path) else addresses.build_local_url(*address)
         self.responses: set[UpstreamResponse] = set()
         self._sessions: dict[float, aiohttp.ClientSession] = {}
         self._closing: list[asyncio.Task[None]] | None = None

@@ -18,7 +18,7 @@ def choose_local_host(host: str) -> str:
     return _ALL.get(host, host)
 
 
-def build_url(host: str, port: object, scheme: str = "http") -> str:
+def build_local_url(host: str, port: object, scheme: str = "http") -> str:
     """Return the URL, without a path, that local clients of the server at `host` and `port` use."""
     name = choose_local_host(host)
     return f"{scheme}://[{name}]:{port}" if ":" in name else f"{scheme}://{name}:{port}"

@@ -39,7 +39,7 @@ def test_snapshot_directory_stays_during_another_materialization(
 
     def frozen(plan: LaunchPlan, images: Path, timeout_s: float) -> None:
         (images / "pages-1.img").write_bytes(b"pages")
-        with workspace(cache.work):
+        with workspace(cache.unfinished):
             assert (images / "pages-1.img").read_bytes() == b"pages"
 
     monkeypatch.setattr(materialize.process_snapshot, "freeze", frozen)
@@ -54,7 +54,7 @@ def test_snapshot_directory_stays_during_another_materialization(
     image = runtime_image.choose_engine_image_directory(cache.runtimes, bundle.digest)
     assert runtime_image.explain_unreadable(image) is None and image.stat().st_mode & 0o077 == 0
     assert {file.name: file.stat().st_mode & 0o777 for file in image.iterdir()} == {"pages-1.img": 0o600}
-    assert [left for left in cache.work.iterdir() if left.is_dir()] == []
+    assert [left for left in cache.unfinished.iterdir() if left.is_dir()] == []
     assert pruning.prune(cache, [bundle.name]).frozen == (image,)
     assert not materialize.has_snapshot(lookup, bundle)
 
