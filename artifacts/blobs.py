@@ -60,7 +60,7 @@ class VerifiedReader(io.RawIOBase):
         self._hash.update(data)
         self._seen += len(data)
         if self._seen > self._size:
-            raise DigestMismatchError(f"blob {self._digest} is longer than its {self._size} bytes")
+            raise DigestMismatchError(f"blob {self._digest} is longer than the recorded {self._size} bytes")
         if not data and len(buffer):
             self._check()
         buffer[: len(data)] = data

@@ -79,7 +79,7 @@ def read_json(path: str | Path, *, max_bytes: int = LIMITS.json_section_bytes) -
 
 def _check_size(data: bytes, max_bytes: int, source: str) -> None:
     if len(data) > max_bytes:
-        raise TooLargeError(f"{source} is {len(data)} bytes, over the limit of {max_bytes}")
+        raise TooLargeError(f"{source} has {len(data)} bytes; the limit is {max_bytes} bytes")
 
 
 def compute_digest(data: bytes) -> str:

@@ -40,7 +40,9 @@ class Key:
 
     def __post_init__(self) -> None:
         if not self.fields or len(self.fields) > LIMITS.key_fields:
-            raise InvalidKeyError(f"a key has 1 to {LIMITS.key_fields} fields, not {len(self.fields)}")
+            raise InvalidKeyError(
+                f"a key must have between 1 and {LIMITS.key_fields} fields, found {len(self.fields)}"
+            )
         clean = {name: _check_scalar(name, value) for name, value in self.fields.items()}
         object.__setattr__(self, "fields", MappingProxyType(dict(sorted(clean.items()))))
 

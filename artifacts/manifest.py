@@ -131,14 +131,16 @@ def parse_manifest(config: bytes, image: oci.ImageManifest) -> Manifest:
     if not matched or int(matched[1]) < int(major):
         raise InvalidManifestError(f"format_version {version!r} is not {major}.MINOR")
     if matched[1] != major:
-        raise FormatTooNewError(f"format {version} is newer than {FORMAT_VERSION}")
+        raise FormatTooNewError(
+            f"bundle format {version} is newer than the supported format {FORMAT_VERSION}"
+        )
     read = canonical.decode(config, _Config, max_bytes=LIMITS.config_bytes, source="config")
     manifest = Manifest(Key(read.key), image.layers, read.provenance, read.format_version)
     if image.artifact_type != oci.BUNDLE_TYPE or image.config.media_type != oci.CONFIG_TYPE:
         raise InvalidManifestError(f"{image.artifact_type} is not a coldstart bundle")
     names = [section.section_type for section in manifest.sections]
     if len(set(names)) != len(names):
-        raise SectionTableError("the manifest has two sections of one type")
+        raise SectionTableError("the manifest has two sections of the same type")
     if image.annotations.get(oci.KEY, manifest.key.digest) != manifest.key.digest:
         raise InvalidManifestError("the key annotation of the manifest differs from the digest of the key")
     return manifest

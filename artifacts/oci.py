@@ -110,7 +110,7 @@ def parse_manifest(data: bytes) -> ImageManifest:
     """Parse an image manifest. Raises TooLargeError, InvalidJsonError or InvalidManifestError."""
     head = canonical.decode(data, _ManifestHeader, max_bytes=LIMITS.manifest_bytes, source="manifest")
     if (head.schema_version, head.media_type) != (2, MANIFEST_TYPE):
-        raise InvalidManifestError("manifest is not an OCI image manifest")
+        raise InvalidManifestError("the manifest is not an OCI image manifest")
     if head.artifact_type is None:
         raise InvalidManifestError(
             "this is the manifest of a container image, not of a bundle",
@@ -147,4 +147,4 @@ def check_layout_version(data: bytes) -> None:
         data, _Layout, max_bytes=LIMITS.pax_header_bytes, source=LAYOUT_FILE
     ).image_layout_version
     if not version.startswith("1."):
-        raise NotALayoutError(f"image layout version {version[:200]!r} is not 1.x")
+        raise NotALayoutError(f"unsupported image layout version {version[:200]!r}: expected 1.x")

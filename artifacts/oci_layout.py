@@ -93,7 +93,7 @@ def read_signature_documents(
 def read_small_blob(source: BundleSource, blob: oci.Descriptor, max_bytes: int) -> bytes:
     """Read and verify a blob of at most `max_bytes`. Raises TooLargeError, DigestMismatchError, MissingBlobError."""
     if blob.size > max_bytes:
-        raise TooLargeError(f"blob {blob.digest} is {blob.size} bytes, over the limit of {max_bytes}")
+        raise TooLargeError(f"blob {blob.digest} has {blob.size} bytes; the limit is {max_bytes} bytes")
     with blobs.VerifiedReader(source.open(blob), blob.digest, blob.size) as reader:
         return reader.readall() or b""
 

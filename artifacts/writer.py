@@ -132,7 +132,8 @@ class Staging:
             for blob in stored_blobs:
                 if not blobs.blob_path(self.layout.root, blob.digest).exists():
                     raise MissingBlobError(
-                        f"blob {blob.digest} was pruned meanwhile", hint="run the command again"
+                        f"blob {blob.digest} was pruned while the bundle was written",
+                        hint="run the command again",
                     )
             entries = self.layout.read_entries()
             known = next((entry for entry in entries if entry.digest == descriptor.digest), None)
@@ -258,7 +259,7 @@ class BundleDraft:
         data = canonical.dumps(value)
         if len(data) > LIMITS.json_section_bytes:
             raise TooLargeError(
-                f"section {name} is {len(data)} bytes, over the limit of {LIMITS.json_section_bytes}"
+                f"section {name} has {len(data)} bytes; the limit is {LIMITS.json_section_bytes} bytes"
             )
         self.sections[name] = entry = self.staging.add_blob(data, declared.media_type)
         return entry

@@ -116,7 +116,7 @@ class FleetModel:
     def __post_init__(self) -> None:
         if not 0 < self.size <= self.memory:
             raise UsageError(
-                f"model {self.name}: size must be above 0 and at most memory, found {self.size} and {self.memory} bytes"
+                f"model {self.name}: size must be above 0 and at most memory ({self.memory} bytes), found {self.size} bytes"
             )
         if self.batch < 1 or not 0 <= self.least <= self.most or self.most < 1 or self.idle_s < 0:
             raise UsageError(
@@ -129,7 +129,9 @@ class FleetModel:
             )
         for ranks, shares in self.shares.items():
             if len(shares) != ranks or min(shares) <= 0:
-                raise UsageError(f"model {self.name}: {len(shares)} shares for {ranks} ranks")
+                raise UsageError(
+                    f"model {self.name}: expected one share for each of {ranks} ranks, found {len(shares)}"
+                )
 
     def group_costs(self, count: int) -> Costs:
         """Return the costs of a group of `count` ranks, with its measured or recorded join time if there is one."""

@@ -194,7 +194,7 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None, adopt: Ado
     models, defaults = top.pop("models", None), {key: top.pop(key) for key in DEFAULTS if key in top}
     if not isinstance(models, dict) or not models:
         raise UsageError(
-            "no model is configured: the table [models.NAME] is missing",
+            "no model is configured: at least one table [models.NAME] is required",
             hint='write [models.NAME] with memory = "14GiB" and start_s = 8.0',
         )
     settings = decode(HostSettings, top)

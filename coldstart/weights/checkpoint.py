@@ -107,7 +107,7 @@ def _sort(file: CheckpointFile, chunk: int) -> CheckpointFile:
     """Return the file with sorted tensors. Raises ValueError if they break the invariant."""
     tensors = sorted(file.tensors, key=lambda tensor: (tensor.offset, tensor.end))
     if outside := next((tensor for tensor in tensors if tensor.end > file.size), None):
-        raise ValueError(f"tensor {outside.name!r} ends after the {file.size} bytes of {file.name}")
+        raise ValueError(f"tensor {outside.name!r} ends beyond the {file.size} bytes of {file.name}")
     for before, after in pairwise(tensors):
         if after.offset < before.end:
             raise ValueError(f"tensors {before.name!r} and {after.name!r} overlap")

@@ -281,7 +281,9 @@ class Fetcher:
             try:
                 self.region.write(file.base + start, data)
             except OSError as error:
-                raise NoMemoryError(f"no memory for {file.name} at {start}: {error.strerror}") from error
+                raise NoMemoryError(
+                    f"cannot allocate memory for {file.name} at byte {start}: {error.strerror}"
+                ) from error
 
     # Results of jobs.
 

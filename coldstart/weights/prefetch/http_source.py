@@ -115,14 +115,14 @@ class HttpSource:
         known, status = self._moved.pop(name, first), answer.status
         # A signed address expires: ask its origin for a new one.
         if known != first or status in _PASSING:
-            raise SourceUnavailableError(f"{redact(first)} answers {status}")
+            raise SourceUnavailableError(f"{redact(first)} returned HTTP status {status}")
         if status == 200:
             raise SourceUnusableError(
-                f"{redact(first)} does not serve byte ranges (it answers 200 to a range request)"
+                f"{redact(first)} does not serve byte ranges (it returned HTTP status 200 for a range request)"
             )
         unsent = not self._headers and not parse_origin(first).can_receive_secrets and status in (401, 403)
         hint = f"; over plain HTTP no {PREFETCH_TOKEN} is sent" if unsent else ""
-        raise SourceUnusableError(f"{redact(first)} answers {status} {answer.reason}{hint}")
+        raise SourceUnusableError(f"{redact(first)} returned HTTP status {status} {answer.reason}{hint}")
 
 
 def _find_fault(given: Mapping[str, str], size: int, start: int, end: int) -> str:

@@ -117,7 +117,7 @@ def read(document: Mapping[str, Any]) -> RegionLayout:
         total += -(-file.size // ALIGN) * ALIGN
     if not 0 < total <= checkpoint.MAX_BYTES:
         raise PrefetchRefusedError(
-            f"the weights plan describes {total} bytes, expected 1 to {checkpoint.MAX_BYTES}"
+            f"the weights plan describes {total} bytes, expected between 1 and {checkpoint.MAX_BYTES}"
         )
     return RegionLayout(plan.chunk, files, tuple(checks), tensors, total)
 

@@ -179,7 +179,7 @@ class _Client:
     def _attach(self, request: _Attach) -> None:
         names, plan = json_lines.read_body(self.channel.take_descriptor())
         if self.lease is not None:
-            raise json_lines.MalformedMessageError("a second attach message")
+            raise json_lines.MalformedMessageError("received a second attach message")
         began, wanted = timeline.now(), msgspec.json.decode(names, type=list[str] | None)
         with self.service.changed:
             fetcher, pace = self.service.find(request.source, plan), self.service.share_pace(request.pace)

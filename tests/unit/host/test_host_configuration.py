@@ -33,7 +33,7 @@ def test_example_of_the_documentation_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "no model is configured: the table .models.NAME. is missing"),
+        ("", "no model is configured: at least one table .models.NAME. is required"),
         (MODEL, "missing key memory"),
         ('memory = "1GiB"\npolice = "lru"\n' + MODEL, "unknown key police"),
         ('memory = "1GiB"\npolicy = "arc"\n' + MODEL, "policy: unknown policy 'arc'"),
@@ -70,7 +70,10 @@ def test_example_of_the_documentation_is_read(tmp_path: Path) -> None:
             'memory = "1GiB"\n' + MODEL + 'tiers = [{name = "x", memory = 5}]\n',
             r"models\.m\.tiers\[0\]: missing key penalty_s",
         ),
-        ('memory = "1GiB"\nmodels = 3\n', "no model is configured: the table .models.NAME. is missing"),
+        (
+            'memory = "1GiB"\nmodels = 3\n',
+            "no model is configured: at least one table .models.NAME. is required",
+        ),
         ('memory = "1GiB"\n[models]\nm = 3\n', "models.m: expected a table, found 3"),
         ('memory = "1GiB"\n' + MODEL + "tiers = [3]\n", r"models\.m\.tiers\[0\]: expected a table, found 3"),
         ('memory = "1GiB"\nresume_streams = 1\n' + MODEL, "resume_streams: expected `bool`, got `int`"),
