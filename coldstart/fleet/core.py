@@ -171,7 +171,7 @@ class FleetCore:
             yield from self._lifecycle.stop(group, now)
 
     def _advance_models(self, now: float) -> Iterator[Action]:
-        """Start workers for at most MAX_MODELS_PER_EVENT models; process the others with the next event."""
+        """Start workers for at most MAX_MODELS_PER_EVENT models, and leave the others to the next event."""
         left = MAX_MODELS_PER_EVENT
         while left > 0 and (names := self._agenda.take(left)):
             left -= len(names)

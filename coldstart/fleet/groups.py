@@ -36,10 +36,7 @@ class GroupPhase(StrEnum):
 
 @dataclass(slots=True)
 class FleetWorker:
-    """A worker process. `memory` is its reserved device memory in bytes.
-
-    `full` is True if that is enough for the full model.
-    """
+    """A worker process. `memory` is its reserved device memory in bytes. `full` is True if the full model fits into it."""
 
     launch: LaunchRank
     memory: int

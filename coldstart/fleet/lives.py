@@ -61,7 +61,6 @@ class GroupLifecycle:
             self.agenda.plan(now + self.models[group.model].spec.idle_s, IDLE, group.name)
 
     def _remove_group(self, group: Group, now: float) -> Iterator[Action]:
-        """Remove a group that has no requests, and stop its workers."""
         self.groups.pop(group.name, None)
         self.idle.pop(group.name, None)
         self.models[group.model].groups.pop(group.name, None)

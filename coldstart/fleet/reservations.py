@@ -21,9 +21,9 @@ CRUMB = 1e-3
 
 @dataclass(slots=True)
 class NetworkLink:
-    """Simulated network link. `moved` counts the transferred bytes.
+    """Simulated network link.
 
-    `pending` and `background` map fetches to remaining bytes.
+    `moved` counts the transferred bytes; `pending` and `background` map fetches to remaining bytes.
     """
 
     rate: float

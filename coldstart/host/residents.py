@@ -21,10 +21,7 @@ Place = int | None
 
 
 def count_device_bytes(size: int, devices: tuple[int, ...], place: Place) -> int:
-    """Return the bytes that a model of `size` bytes uses on a device.
-
-    It is spread evenly over `devices` (tensor parallelism).
-    """
+    """Return the bytes on one device of a model of `size` bytes, spread evenly over `devices` (tensor parallelism)."""
     if place is None:
         return size
     return -(-size // len(devices)) if place in devices else 0

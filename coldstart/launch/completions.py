@@ -91,10 +91,7 @@ class CompletionClient:
             return list(pool.map(lambda prompt: self.complete(prompt, max_tokens), prompts))
 
     def measure_tokens_per_s(self, prompts: Sequence[str], max_tokens: int, concurrency: int) -> float:
-        """Return the output tokens per second with `concurrency` requests in flight.
-
-        Raises CompletionFailedError if one fails.
-        """
+        """Return the output tokens per second with `concurrency` requests in flight. Raises CompletionFailedError."""
         began_s = time.monotonic()
         answers = self.complete_all(prompts, max_tokens, concurrency)
         produced = sum(len(answer.tokens) or max_tokens for answer in answers)

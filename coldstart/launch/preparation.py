@@ -31,10 +31,7 @@ TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class Preparation:
-    """The prepared template or None, and why each faster mode could not be prepared.
-
-    `is_new` is False if the template was already running.
-    """
+    """The prepared template or None, and why faster modes failed. `is_new` is False if it was already running."""
 
     template: RunningTemplate | None
     is_new: bool

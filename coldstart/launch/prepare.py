@@ -183,7 +183,7 @@ class _Preparation:
     def write_modelinfo(self, env: Mapping[str, str]) -> dict[str, Any]:
         """Write the model class descriptions to vLLM's cache, so that vLLM starts no process to inspect the class.
 
-        Return the section.
+        Return the section, or an empty dict if it cannot be used.
         """
         info = self.read_section("modelinfo")
         if info and not self.trust(self.bundle).ok:

@@ -60,10 +60,7 @@ class TemplateHungError(peers.PeerError):
 
 @dataclass
 class ReadyServer:
-    """A server process that is ready. `ready_s` is its start time in seconds.
-
-    `report` contains fast_path, fallbacks, tokens and canary.
-    """
+    """A ready server process, its readiness report (fast_path, fallbacks, tokens, canary) and its start time in seconds."""
 
     process: ServerProcess
     report: Mapping[str, Any]

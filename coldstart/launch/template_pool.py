@@ -35,10 +35,7 @@ _PATIENCE_S = 10.0
 
 
 class TemplateExitedError(CommandFailedError):
-    """The template exited before it was ready. `cause` is the error in its log, if one was found.
-
-    `code` is its exit code (128 + n after signal n).
-    """
+    """The template exited with `code` (128 + n after signal n) before it was ready. `cause` is the error in its log."""
 
     code: int | None = None
     cause: str | None = None

@@ -42,10 +42,7 @@ _END_S = 10.0
 
 
 class RestoredServer:
-    """A server that `vllm snapshot restore` started.
-
-    Its processes, with the PIDs in `tree`, are not children of this process.
-    """
+    """A server that `vllm snapshot restore` started. Its processes, whose PIDs are `tree`, are not children of this process."""
 
     def __init__(self, tree: Sequence[int]) -> None:
         self.pid, self._asked = tree[0], False
@@ -56,10 +53,7 @@ class RestoredServer:
         return self._handles[0]
 
     def wait(self) -> int:
-        """Wait until the server exits, then kill its other processes.
-
-        Return 0 if a signal was sent to it before, or 1 otherwise.
-        """
+        """Wait until the server exits, then kill its other processes. Return 0 if a signal had been sent to it, else 1."""
         select.select([self], [], [])
         for handle in self._handles[1:]:
             with suppress(ProcessLookupError):

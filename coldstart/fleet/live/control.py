@@ -41,10 +41,7 @@ Recorder = Callable[[float, Event, list[Action]], None]
 
 
 class FleetControl(Front[FleetTicket]):
-    """Gateway and controller of one fleet.
-
-    `record` is called with the time, the event and the resulting actions of each decision.
-    """
+    """Gateway and controller of one fleet. `record` is called with the time, event and actions of each decision."""
 
     resumes = True
     stopping = "the gateway is stopping"
@@ -140,10 +137,7 @@ class FleetControl(Front[FleetTicket]):
         self.emit(events.Tick())
 
     def _update_replicas(self) -> None:
-        """Add the groups that have started to serve.
-
-        Remove the groups that have ended, and close their remaining connections.
-        """
+        """Add groups that have started to serve. Remove groups that have ended, and close their remaining connections."""
         groups = self.core.groups
         for name in self.replicas.keys() - groups.keys():
             self.replicas.pop(name).upstream.close()

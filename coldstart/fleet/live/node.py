@@ -140,10 +140,7 @@ class NodeServers:
         task.add_done_callback(self._tasks.discard)
 
     async def set_fetch_rate(self, worker: str, rate: float | None) -> None:
-        """Limit a worker's weight fetch to `rate` bytes per second, or remove the limit if `rate` is None.
-
-        Does nothing if the worker does not fetch.
-        """
+        """Limit a worker's weight fetch, if there is one, to `rate` bytes per second. None removes the limit."""
         process = self.processes.get(worker)
         if process is not None and process.pace is not None:
             process.pace = replace(process.pace, rate=rate)
@@ -219,7 +216,7 @@ class NodeServers:
     async def stop(self, worker: str) -> None:
         """Stop a worker, with a second signal after PATIENCE_S seconds.
 
-        Its exit is reported as an event, even if it is unknown.
+        Its exit is reported as an event, even if the worker is unknown.
         """
         process = self.processes.get(worker)
         if process is None:
@@ -265,7 +262,6 @@ class NodeServers:
 
 
 def _is_rank_or_replacement(order: RankOrder) -> bool:
-    """Return whether the worker is a rank of a pipeline or is to replace a pipeline."""
     return order.master is not None or bool(order.rank.beside)
 
 

@@ -56,9 +56,9 @@ class RankUp:
 
 @dataclass(frozen=True, slots=True)
 class RankFetched:
-    """A worker fetched `size` bytes of weights, with `seconds` between the first and the last byte.
+    """A worker fetched `size` bytes of weights.
 
-    `limited` tells if a rate applied.
+    `seconds` is the time between the first and the last byte. `limited` is True if a rate limit applied.
     """
 
     worker: str

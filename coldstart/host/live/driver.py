@@ -239,10 +239,9 @@ class Driver(Front[Ticket]):
         self.load(model).granted.add_done_callback(end)
 
     def unload(self, model: str | None) -> list[str]:
-        """Stop a model after its running requests.
+        """Stop a model after its running requests. If `model` is None, stop all that the host does not restart by itself.
 
-        If `model` is None, stop all models that the host does not restart by itself. Return the names of the models that are
-        stopped.
+        Return the names of the models that are stopped.
         """
         models, returns = self.core.models, self.core.residents.restarts_by_itself
         names = [model] if model is not None else [name for name, one in models.items() if not returns(one)]

@@ -90,10 +90,7 @@ def merge_metrics(own: str, servers: Iterable[tuple[str, str]]) -> str:
 
 
 def is_prometheus_text(text: str) -> bool:
-    """Return whether each line is a sample or a comment in the Prometheus text format.
-
-    One invalid line would invalidate all metrics.
-    """
+    """Return whether each line is a Prometheus sample or comment, because one invalid line would invalidate all metrics."""
     return all(not line or line.startswith("#") or _SAMPLE.fullmatch(line) for line in text.split("\n"))
 
 

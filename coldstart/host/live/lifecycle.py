@@ -81,10 +81,7 @@ class LocalReplica(Replica):
 
 
 class Lifecycle:
-    """Servers and template of one host.
-
-    `emit` is called to send an event to the core, and `replicas` are the servers by model.
-    """
+    """Servers and template of one host. `emit` is called to send an event to the core. `replicas` are the servers by model."""
 
     def __init__(
         self,
@@ -172,10 +169,7 @@ class Lifecycle:
         return {str(VLLM_SERVER_DEV_MODE): "1"} if any(tier.name.startswith(_SLEEP) for tier in tiers) else {}
 
     async def _await_ready(self, replica: LocalReplica, waited_s: float) -> bool:
-        """Wait for the server, and return whether it became ready.
-
-        Its start already waited `waited_s` seconds for a template.
-        """
+        """Wait for the server, and return whether it became ready. Its start had waited `waited_s` seconds for a template."""
         left = self._ready_timeout_s - (self.clock() - replica.began)
         if not (await asyncio.wait([replica.server.ready], timeout=left))[0]:
             self.log.write("start aborted", model=replica.name, reason=self._too_late())

@@ -57,9 +57,9 @@ def adopt_arguments(launch: Launch, cache: Cache, *, offline: bool) -> tuple[Arg
 
 
 def look_up_launch(launch: Launch, cache: Cache, *, offline: bool) -> Lookup:
-    """Look up the bundle of a launch.
+    """Look up a launch's bundle.
 
-    Raises the errors of `inspection.look_up`, and NoBundleError if there is no bundle and `on_miss` is "fail".
+    Raises the errors of `inspection.look_up`, or NoBundleError if a required bundle is missing.
     """
     found = look_up_model(launch, cache, offline=offline)
     if found.bundle is None and launch.on_miss == FAIL:

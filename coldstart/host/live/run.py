@@ -51,10 +51,7 @@ class HostOptions:
 
 
 class ModelHost:
-    """One run of the host. `source` is called to read the configuration again.
-
-    `announce` is called with the URL once the host listens.
-    """
+    """One run of the host. `source` reads the configuration again. `announce` is called with the URL when the host listens."""
 
     def __init__(
         self,
@@ -72,10 +69,7 @@ class ModelHost:
         self._known = options.config and find_state(options.config)
 
     def run(self) -> int:
-        """Run until a signal arrives. Return the exit code, which is 128 plus the signal number.
-
-        Raises UsageError if the host cannot listen.
-        """
+        """Run until a signal arrives, and return 128 plus its number. Raises UsageError if the host cannot listen."""
         with (
             capture_loggers(self.log),
             listen(self.options.endpoint) as sock,

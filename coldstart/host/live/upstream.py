@@ -49,10 +49,7 @@ class StreamInterruptedError(Exception):
 
 
 class UpstreamResponse:
-    """Response of a server, used as a context manager.
-
-    The headers are complete on entry, and the connection is freed on exit.
-    """
+    """Response of a server, as a context manager. Headers are complete on entry, and the connection is freed on exit."""
 
     def __init__(self, upstream: Upstream, pending: asyncio.Task[aiohttp.ClientResponse]) -> None:
         self._upstream, self._pending = upstream, pending
