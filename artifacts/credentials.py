@@ -18,7 +18,7 @@ from typing import Any
 from coldstart.artifacts import canonical
 from coldstart.artifacts.errors import RemoteDeniedError
 
-# docker stores logins of Docker Hub under another host name than its registry's.
+# Docker stores Docker Hub logins under a different host name than that of the registry.
 HUB_KEY, HUB_HOSTS = (
     "https://index.docker.io/v1/",
     frozenset({"docker.io", "index.docker.io", "registry-1.docker.io"}),

@@ -98,5 +98,5 @@ def _check_text(name: str, value: str) -> str:
 def _normalize_number(name: str, value: float) -> int | float:
     if value != value or value in (float("inf"), float("-inf")):
         raise InvalidKeyError(f"{name} is not a finite number")
-    # 1.0 and 1 mean the same setting, so they must give the same key.
+    # 1.0 and 1 are the same setting, so they must give the same key.
     return int(value) if value.is_integer() else value

@@ -24,7 +24,7 @@ _REFERENCE = re.compile(
     r"(?P<name>[a-z0-9]+([._/-]+[a-z0-9]+)*)"
     r"(:(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127})|@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
-_ERROR_TEXT_BYTES = 200  # Maximum number of bytes of an error text to show.
+_ERROR_TEXT_BYTES = 200  # Maximum number of bytes of an error response to show.
 _ACCEPT = {"Accept": f"{oci.MANIFEST_TYPE}, {oci.INDEX_TYPE}"}
 
 

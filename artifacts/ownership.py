@@ -98,7 +98,7 @@ def _find_exposure(path: Path, top: Path | None = None) -> _Exposure | None:
         except FileNotFoundError:
             continue
         if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-            continue  # The reader rejects it if it is a device, for example.
+            continue  # The caller that reads the path rejects it if it is a device, for example.
         is_above = top is None or (place != top and top not in place.parents)
         if (reason := describe_exposure(status, allow_sticky=is_above)) is not None:
             return _Exposure(place, status, reason)

@@ -65,7 +65,7 @@ class HostKey:
     def sign(self, digest: str) -> bytes:
         """Return a sigstore bundle that signs a manifest's digest. cosign and other tools verify it with `public_pem`."""
         body = build_statement(digest, self.fingerprint)
-        # cosign's identifier of a key: the digest of its SubjectPublicKeyInfo.
+        # cosign identifies a key by the digest of its SubjectPublicKeyInfo.
         info = self.private_key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
         document = {
             "mediaType": MEDIA_TYPE,

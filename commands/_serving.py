@@ -258,7 +258,7 @@ def start_detached(
         os.close(writer)
     child = server_process.ChildServer(process)
     try:
-        # Also on Ctrl-C: otherwise the server would keep starting although no command waits for it.
+        # On Ctrl-C too: otherwise, the server would continue to start although no command waits for it.
         with stop_on_error(child):
             on_spawn(process.pid)
             return server_process.await_readiness(child, reader, time.monotonic(), None, on_progress).report

@@ -176,7 +176,7 @@ def load(name: str) -> Any:
     loaded = typer.main.get_command(app)
     loaded.name = name
     _examples.add_examples(loaded, name)
-    # Not for the group: COLDSTART_VERSION in a container would then set --version.
+    # The group gets no variables: COLDSTART_VERSION in a container would otherwise set --version.
     prefix = f"{environment.PREFIX}_{name}".upper().replace("-", "_")
     loaded.context_settings["auto_envvar_prefix"] = prefix
     bind_variables(loaded, prefix)
@@ -220,7 +220,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     as_json = False
     try:
         as_json = _find_format(own_args) == "json"
-        # With standalone_mode the parser itself prints its errors, as text.
+        # With standalone_mode, the parser itself would print its errors as text.
         code = app(own_args, prog_name="coldstart", obj=vllm_args, standalone_mode=not as_json)
     except Exception as error:  # noqa: BLE001 - here each failure becomes an exit code
         sys.exit(_report_error(error, own_args, as_json=as_json))
@@ -234,7 +234,7 @@ def _find_format(argv: Sequence[str]) -> str | None:
     if formats:
         return formats[-1]
     command = [argument for argument in argv if not argument.startswith("-")][:2]
-    if command[:1] == ["host"]:  # `coldstart host MODEL` has the format of `coldstart host run`
+    if command[:1] == ["host"]:  # `coldstart host MODEL` uses the format of `coldstart host run`
         with suppress(ModuleNotFoundError):  # the error that follows names the extra
             command = command if command[1:] and command[1] in load("host").commands else ["host", "run"]
     prefixes = ["_".join([environment.PREFIX, *command[:count]]) for count in range(1, len(command) + 1)]

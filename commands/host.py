@@ -124,7 +124,7 @@ def run(
         raise UsageError("--heartbeat must be above 0 seconds", hint="use --heartbeat 5")
     typed = settings if on_miss is None else {**settings, "on_miss": on_miss}
     model_options: dict[str, Any] = {} if idle is None else {"idle_s": idle}
-    # Without `--` each model has the arguments of its newest trusted bundle.
+    # Without `--`, each model gets the arguments of its newest trusted bundle.
     model_options |= {"args": list(common.vllm_args)} if common.typed_args else {}
     if memory is not None:
         require_unit(memory, "--memory", hint=f"use --memory {memory.strip()}MiB")

@@ -88,7 +88,7 @@ def explain(
 ) -> None:
     """Explain why a bundle is trusted or not. Lists each signature."""
     bundle = common.get_bundle(ref)
-    _ = bundle.manifest  # raises if the manifest is damaged: signatures of its digest prove nothing then
+    _ = bundle.manifest  # raises if it is damaged: signatures of its digest then prove nothing
     store = sign.TrustStore(sign.trust_dir(paths.state_dir()))
     signatures, result = store.verify_signatures(bundle), store(bundle)
     data = {

@@ -81,7 +81,7 @@ class _DeadlineSocket:
 
     def recv_into(self, buffer: Any, *rest: Any) -> int:
         if self.deadline is not None:
-            if (left_s := self.deadline - monotonic()) <= 0:  # also if endless headers arrive fast
+            if (left_s := self.deadline - monotonic()) <= 0:  # even if endless headers arrive fast
                 raise TimeoutError
             self.settimeout(left_s)  # type: ignore[attr-defined]
         return super().recv_into(buffer, *rest)  # type: ignore[misc,no-any-return]

@@ -35,7 +35,7 @@ def run(
         UsageError: The baseline is not a benchmark result, or a vLLM argument is invalid.
         NoBundleError: A mode needs a bundle and none exists. Resolving the model may raise other errors.
     """
-    # Read the baseline first, so that a wrong file name fails at once and not after an hour.
+    # Read the baseline first, so that a wrong file name fails immediately and not after an hour.
     baseline = compare.load_baseline(request.baseline) if request.baseline else None
     subject = prepare_subject(request)
     build_result = partial(

@@ -20,9 +20,9 @@ Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 Plot = tuple[str, str]  # heading, and HTML
 Point = tuple[float, float]
 Bar = tuple[str, float, float, int, float | None]
-"""Row of a bar plot: label, start and end in seconds, index of its colour, and optional median."""
+"""Row of a bar plot: label, start and end in seconds, index of its color, and optional median."""
 
-# Okabe and Ito's palette: distinguishable with any colour vision. The last is for "rest".
+# Okabe and Ito's palette: distinguishable with any color vision. The last is for "rest".
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b8a800", "#999999")
 _GRID_POSITIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _GRID = f'<path class="grid" d="{"".join(f"M0 {100 * at}H100M{100 * at} 0V100" for at in _GRID_POSITIONS)}"/>'
@@ -93,7 +93,7 @@ class Report:
             head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in headers)
             body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in cells)
             table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-            # Let a wide table scroll by itself, also with the keyboard.
+            # Let a wide table scroll separately, even with the keyboard.
             parts.append(f'<div class="scroll" tabindex="0" role="region" aria-label="Table">{table}</div>')
         parts += [f"<section><h2>{escape(heading)}</h2>{drawn}</section>" for heading, drawn in self.plots]
         return _PAGE.format(title=escape(self.title), style=_STYLE, body="\n".join(parts))

@@ -53,7 +53,7 @@ def ratio_interval(numerator: Sequence[float], denominator: Sequence[float]) -> 
 def _bootstrap_interval(
     top: Sequence[float], bottom: Sequence[float], *, paired: bool
 ) -> tuple[float, float]:
-    # The help of a command imports this module, and numpy takes longer than all of it.
+    # The help of a command imports this module, and importing numpy would take longer than everything else.
     import numpy as np
 
     random = np.random.default_rng(0)

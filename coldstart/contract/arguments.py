@@ -44,7 +44,7 @@ _SYNONYMS = {"device_memory_utilization": "gpu_memory_utilization"}
 _WITH_SIZE_SUFFIX = frozenset(
     {"max_model_len", "kv_cache_memory_bytes", "max_num_batched_tokens", "max_num_scheduled_tokens"}
 )
-# vLLM adds each of these to the ones before.
+# vLLM appends each of these to the previous ones.
 _REPEATABLE = "middleware"
 _SIZE = r"(\d+(?:\.\d+)?)([kmgtKMGT])"
 _NUMBER = r"-?\d+(\.\d+)?([eE][+-]?\d+)?"

@@ -229,7 +229,7 @@ EVERY: tuple[Variable[object], ...] = tuple(
 
 # Kubernetes injects into a pod variables for each service of its namespace. They configure no program, but a service can have
 # the name of one: a service `vllm` sets VLLM_PORT.
-# The patterns are text, which `re` compiles at the first use: few environments have a name that one must match.
+# The patterns are strings, which `re` compiles on first use: few environments have a name that they must match.
 _ADDRESS = r"(?i:tcp|udp|sctp)://\S+"
 _NUMBER = r"\d{1,5}"
 _HOST = r"[0-9A-Fa-f:.]+"

@@ -73,7 +73,7 @@ def read(key: str, parameters: Mapping[str, Any] | None) -> Message | None:
         raise HandoverError("the handover message is not signed with this server's key")
     try:
         message: Message = msgspec.json.decode(text, type=Message)
-    except ValueError as error:  # of msgspec, or of text that cannot be encoded
+    except ValueError as error:  # raised by msgspec, or for text that cannot be encoded
         raise HandoverError(f"cannot decode the handover message: {error}") from error
     return message
 

@@ -204,7 +204,7 @@ class Assembly:
     def _run_test_start(self) -> dict[str, Any]:
         info = self._read("modelinfo")
         environment = {TIMELINE_EVENTS: str(self.events("proof"))}
-        # A short path, because the path of a unix socket can have 107 bytes.
+        # The path is short, because the path of a Unix socket can have at most 107 bytes.
         with (
             (self.work / "proof.log").open("wb") as log,
             private_directory(PROOF) as directory,
@@ -252,7 +252,7 @@ class Assembly:
             if runtime.targets_cpu():
                 env, used = env | prepare.build_inductor_env(moved), str(moved)
             else:
-                # In separate caches, so that the start can use nothing but the bundle.
+                # Use separate caches, so that the start can use nothing but the bundle.
                 env |= {"VLLM_CACHE_ROOT": str(self.work / "proof-vllm")}
                 prepare.write_modelinfos(info, Path(env["VLLM_CACHE_ROOT"]))
                 laid = caches.copy_section(moved, self.work / "proof-caches")

@@ -46,6 +46,6 @@ def kv_cache_arguments(sizing: Mapping[str, object], vllm_args: Arguments) -> li
     if vllm_args.gives("kv_cache_memory_bytes"):
         return []
     plans = sizing.get("plans")
-    # The size of a start from the bundle: its plan leaves another margin than vLLM's profiling.
+    # This is the size in a start from the bundle, whose plan leaves a different margin than vLLM's profiling.
     size = plans[0]["kv_cache_memory_bytes"] if isinstance(plans, list) and plans else sizing["bytes"]
     return ["--kv-cache-memory-bytes", str(size)]

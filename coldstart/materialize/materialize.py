@@ -60,7 +60,7 @@ def materialize(requested: Lookup, options: Options, phase: Phase) -> Bundle:
 
 
 def _make(lookup: Lookup, options: Options, phase: Phase) -> Bundle:
-    # These import numpy and cryptography, which no other use of this module needs.
+    # These modules import numpy and cryptography, which no other use of this module needs.
     from coldstart.artifacts import sign
     from coldstart.materialize.assembly import Assembly
 

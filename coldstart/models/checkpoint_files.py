@@ -108,13 +108,13 @@ def read_header(path: Path) -> list[TensorEntry]:
         raise UsageError(message, hint=AGAIN) from error
 
 
-# Key, checks and loader of one start each need the header.
+# The key, the checks and the loader of one start each need the header.
 @cache_by_state
 def _read_header(path: Path) -> list[TensorEntry]:
     from safetensors import safe_open
 
     with open_file(path) as file:
-        # By descriptor, because the path may become a pipe; without a map, because the file may become shorter.
+        # Read from the descriptor, because the path may become a pipe, and do not map the file, because it may become shorter.
         safe_open(f"/proc/self/fd/{file.fileno()}", "np", backend="pread")
         base = 8 + int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(base - 8))

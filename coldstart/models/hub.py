@@ -36,10 +36,10 @@ _PAGE = "https://huggingface.co/{repo_id}"
 _IGNORE = ["*.msgpack", "*.h5", "*.onnx", "*.tflite", "original/*", "consolidated*", "*.ot", "*.mlmodel"]
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _TIMEOUT_S = 5.0
-# For the whole response: _TIMEOUT_S limits each read, and nothing limits the search for the address.
+# Limit for the whole response: _TIMEOUT_S limits each read, and nothing limits the address lookup.
 _ANSWER_S = 10.0
 _NO_COPY = "it is not in the local hub cache"
-# By the name of huggingface_hub's error, which is imported on first use.
+# Keys are names of errors of huggingface_hub, which is imported on first use.
 _REASONS = {
     "GatedRepoError": "the repository is gated, and the hub did not accept your login",
     "RevisionNotFoundError": "it has no such revision",
@@ -119,7 +119,7 @@ def _download(repo_id: str, info: ModelInfo, part: Part) -> Path:
         if part == "configuration":
             if directory is not None:
                 return directory
-            # Ask for the commit: for a branch, huggingface_hub would hide an error and return the last copy.
+            # Request the commit: for a branch, huggingface_hub would hide an error and return the last copy.
             file = hf_hub_download(repo_id, "config.json", revision=info.sha, etag_timeout=_TIMEOUT_S)
             return Path(file).parent
         files = [file.rfilename for file in info.siblings or ()]
@@ -129,7 +129,7 @@ def _download(repo_id: str, info: ModelInfo, part: Part) -> Path:
         wanted = [file for file in files if not any(fnmatch(file, pattern) for pattern in ignore)]
         if directory is None or not all((directory / name).exists() for name in wanted):
             directory = Path(snapshot_download(repo_id, revision=info.sha, ignore_patterns=ignore))
-            # huggingface_hub returns a part of the files if it cannot ask for their names.
+            # huggingface_hub returns only some of the files if it cannot request their names.
             if lacking := [name for name in wanted if not (directory / name).exists()]:
                 raise ValueError(f"{lacking[0]} was not downloaded")
     return directory
@@ -169,7 +169,7 @@ def _find_cached(repo_id: str, revision: str | None) -> Path | None:
 def _record(directory: Path, revision: str | None) -> None:
     """Record the commit of a branch in the cache as huggingface_hub does, so that a start without the hub can find it."""
     reference = directory.parents[1] / "refs" / (revision or "main")
-    with suppress(OSError):  # of a cache that cannot be written
+    with suppress(OSError):  # the cache cannot be written
         if directory.name != revision:
             reference.parent.mkdir(parents=True, exist_ok=True)
             with open_replacement(reference, durable=False) as file:
@@ -218,7 +218,7 @@ def _failures() -> Iterator[None]:
 
 @lru_cache(maxsize=64)
 def _warn(message: str) -> None:
-    # Once: a start asks for the configuration and for the weights.
+    # Warn only once: a start requests the configuration and the weights.
     import logging
 
     logging.getLogger("coldstart").warning("%s", secrets.redact_text(message))

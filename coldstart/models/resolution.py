@@ -112,7 +112,7 @@ def ensure_weights(model: ResolvedModel, *, offline: bool = False) -> ResolvedMo
     if model.repo_id is not None:
         model = replace(model, path=hub.fetch(model.repo_id, model.revision, offline, "all"))
         if is_dry_run():
-            return model  # perhaps without files that a start downloads: `list_missing`
+            return model  # files that a start downloads may be missing: see `list_missing`
     if not model.weight_files:
         partial = next(model.path.rglob("*.incomplete"), None) if model.path is not None else None
         raise UsageError(

@@ -76,7 +76,7 @@ def remove_stale_drafts(models: Path) -> None:
 
 
 def _run_child(name: str, draft: Path) -> None:
-    # A child process, so that the caller does not import torch.
+    # Use a child process, so that the caller does not import torch.
     command = [sys.executable, "-P", "-m", "coldstart.models.tiny", name, str(draft)]
     # Pass the path, so that a caller that is only on the path and not installed builds the same model.
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TOKENIZERS_PARALLELISM": "false"}
@@ -100,7 +100,7 @@ def make_tokenizer() -> Any:
     trainer = trainers.BpeTrainer(
         vocab_size=_VOCAB, special_tokens=specials, initial_alphabet=alphabet, show_progress=False
     )
-    # Made-up words of a small syllable language have enough structure for byte-pair merges, and no copyright.
+    # Made-up words from a few syllables have enough structure for byte-pair merges, and are free of copyright.
     rng = random.Random(_SEED)
     syllables = [c + v + e for c in "bdfgklmnprstv" for v in "aeiou" for e in ("", "n", "r", "s")]
     words = ["".join(rng.choices(syllables, k=rng.randint(1, 3))) for _ in range(1500)]

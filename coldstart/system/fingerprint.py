@@ -80,7 +80,7 @@ def _hash_files(files: Iterable[str]) -> Iterator[tuple[str, str]]:
         except OSError:
             return path, ""
 
-    # hashlib computes without the interpreter's lock.
+    # hashlib releases the GIL while it computes.
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         yield from threads.map(hash_file, files)
 
@@ -131,7 +131,7 @@ def list_mapped_files(pid: int) -> list[str]:
 
 
 def _list_own_code() -> Iterator[str]:
-    # All modules, also those that a fork imports later: they must be of the same release as the modules in memory.
+    # All modules, even those that a fork imports later, must be from the same release as the modules in memory.
     # os.walk is several times faster than Path.rglob for 500 files at every start.
     from coldstart import artifacts
 

@@ -162,7 +162,7 @@ def temporary_dir(socket_path_bytes: int = 0) -> Path:
 def describe_other_runtime_dir() -> str | None:
     """Return why sockets are not in XDG_RUNTIME_DIR and where they are instead, or None if they are there."""
     for wanted in _list_xdg():
-        with suppress(UsageError):  # where a socket is needed, the error has the reasons
+        with suppress(UsageError):  # if a socket is needed, the error gives the reasons
             if (place := runtime_dir()).parent != wanted.parent:
                 return f"XDG_RUNTIME_DIR is not used: {_claim_directory(wanted)}. Sockets are in {place}."
     return None

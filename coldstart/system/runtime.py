@@ -53,7 +53,7 @@ def find_installed_version(distribution: str) -> str | None:
 
 @functools.cache
 def _list_distributions(places: tuple[str, ...]) -> Mapping[str, str]:
-    # From directory names only: importlib.metadata would parse the files, which takes a fifth of a warm start's time.
+    # Read only directory names: importlib.metadata would parse the files, which takes a fifth of a warm start's time.
     versions: dict[str, str] = {}
     for place in filter(Path.is_dir, map(Path, places)):
         with os.scandir(place) as entries:
@@ -124,6 +124,6 @@ def read_runtime_fields() -> dict[str, Scalar]:
         "python": platform.python_version(),
         "python_abi": sysconfig.get_config_var("SOABI") or sys.implementation.cache_tag,
         "libc": " ".join(platform.libc_ver()) or None,
-        # On a GPU the kernels come from Triton, whose version torch and vllm pin. On a CPU this compiler builds them.
+        # On a GPU, the kernels come from Triton, whose version torch and vllm pin. On a CPU, this compiler builds them.
         "compiler": find_compiler() if on_cpu else None,
     }

@@ -22,7 +22,7 @@ from coldstart.errors import UsageError, describe_reason
 HIDDEN = "***"
 # vLLM's own secret options, whatever the rule by words decides. A test compares them with vLLM's parser.
 OPTIONS = frozenset({"api_key", "hf_token"})
-# The patterns are text, which `re` compiles at the first use and retains: most commands, and completion, use none of them.
+# The patterns are strings, which `re` compiles on first use and caches: most commands, and completion, use none of them.
 # The words end the name or precede a word for the secret's location: "token" is secret, "token_threshold" is not.
 _WORDS = (
     r"(?i)(?:^|[._\-])(?:"
@@ -37,9 +37,9 @@ _COUNTS = (
     r"(?i)(?:^|_)(?:max|min|num|batched|scheduled|queued|spec|stop|return|prompt|tokenizer|details|image|special|added|eos|bos|pad|unk)"
     r"(?:_\w+)?_tokens?$|^(?:spec|special|added)_tokens?$|^tokenizer"
 )
-# Plurals and rates count a language model's tokens where their values are figures.
+# Plurals and rates count a language model's tokens if their values are numbers.
 _FIGURES = r"(?i)tokens$|_per_(?:\w+_)?token$"
-# The scheme is bounded: the search would otherwise take the square of the length of a line without spaces.
+# The scheme is bounded, because the search would otherwise take quadratic time for a line without spaces.
 _URL = r"[A-Za-z][A-Za-z0-9+.\-]{0,30}://[^\s\"'<>]+"
 _HEADER = r"(?i)\b(Bearer|Basic)\s+[A-Za-z0-9._~+/=\-]{8,}"
 # A JSON web token, after other characters of its word. The lookahead reads each word once: a word with many `eyJ` and

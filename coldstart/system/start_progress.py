@@ -144,7 +144,7 @@ def write_progress(descriptor: int, progress: StartProgress) -> bool:
     """Write progress to a non-blocking pipe, or drop it if the pipe is full. Return whether the pipe has a reader."""
     line = (json.dumps({KEY: asdict(progress)}) + "\n").encode()
     try:
-        if len(line) <= select.PIPE_BUF:  # a longer line could be written in part
+        if len(line) <= select.PIPE_BUF:  # a longer line could be written only in part
             os.write(descriptor, line)
     except BlockingIOError:
         return True

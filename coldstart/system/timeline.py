@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 EVENTS_VARIABLE = environment.TIMELINE_EVENTS
-# Seconds to add to this process's clock, because a process thawed into a time namespace has its own clock.
+# Seconds to add to this process's clock: a process that is thawed into a time namespace has its own clock.
 OFFSET_VARIABLE = environment.TIMELINE_OFFSET_S
 MAX_BYTES = 64 << 20
 """Maximum size of an events file, because a server may run for months."""

@@ -165,7 +165,7 @@ class ServeLauncher:
 
 def create_launchers(subject: ModelUnderTest, names: Sequence[str], work: Path) -> list[Launcher]:
     """Create a launcher for each start mode or vLLM mode in `names`. The launchers keep their state under `work`."""
-    sockets = work / "run"  # short: the path of a unix socket is limited to 107 bytes
+    sockets = work / "run"  # short, because the path of a Unix socket is limited to 107 bytes
     return [
         VllmLauncher(subject, work / "vllm" / "caches", name)
         if name in VLLM_MODES

@@ -28,7 +28,7 @@ from coldstart.system.file_state import read_state
 from coldstart.weights.checkpoint import Checkpoint, CheckpointFile, Tensor
 
 CHUNK = 16 << 20
-# Files that are read at once.
+# Number of files that are read at the same time.
 _FILES = 4
 
 
@@ -50,7 +50,7 @@ def plan(directory: Path, records: Path | None = None) -> dict[str, Any]:
         index = checkpoint_files.read_index(directory)
         hashed = tuple(pool.map(lambda file: _file(file, index), files))
     made = Checkpoint(CHUNK, hashed).document()
-    if records is not None and stamp == _stamp(directory):  # else a file changed while it was read
+    if records is not None and stamp == _stamp(directory):  # otherwise, a file changed while it was read
         records.mkdir(parents=True, exist_ok=True)
         with open_replacement(_record(directory, records), durable=False) as file:
             file.write(json.dumps({"stamp": stamp, "digest": digest(made)}).encode())
@@ -95,7 +95,7 @@ def identity(directory: Path, records: Path) -> str:
         directory: Model directory.
         records: Directory of the recorded digests.
     """
-    with suppress(OSError, ValueError, KeyError, TypeError):  # no record, or not one of this release
+    with suppress(OSError, ValueError, KeyError, TypeError):  # no record, or a record of another release
         known = canonical.read_json(_record(directory, records))
         if known["stamp"] == _stamp(directory):
             return str(known["digest"])
@@ -107,7 +107,7 @@ def _record(directory: Path, records: Path) -> Path:
 
 
 def _stamp(directory: Path) -> list[list[str | int]]:
-    # The index decides which copy of a tensor is loaded, so its change is a change of the weights.
+    # The index decides which copy of a tensor is loaded, so a change to it changes the weights.
     files = (*weight_files(directory), *checkpoint_files.list_indexes(directory))
     return [[path.name, *read_state(path)] for path in files]
 
@@ -117,7 +117,7 @@ def _file(path: Path, index: Mapping[str, str]) -> CheckpointFile:
 
     tensors = _checked(path, index) if path.suffix == ".safetensors" else []
     digests, chunks, whole = dict[str, str](), list[str](), hashlib.sha256()
-    # A long tensor and its chunks are hashed at the same time; hashlib does not hold the interpreter's lock.
+    # A long tensor and its chunks are hashed at the same time, because hashlib releases the GIL.
     with open_regular(path) as file, ThreadPoolExecutor(1) as beside:
         bare = CheckpointFile(path.name, os.fstat(file.fileno()).st_size, tuple(tensors))
         for start, end, tensor in bare.spans(CHUNK):

@@ -14,7 +14,7 @@ from coldstart.errors import ColdstartError
 Scalar = str | int | float | bool | None
 
 # Inductor compiles with -march=native, so every extension counts that a compiler may use. Flags of the kernel, of
-# virtualisation and of mitigations do not count: they differ between equal machines.
+# virtualization and of mitigations do not count: they differ between equal machines.
 _ISA = re.compile(
     r"sse\w*|ssse3|pni|avx\w*|fma4?|f16c|bmi[12]|popcnt|abm|movbe|amx_\w+|gfni|vaes|vpclmulqdq|aes|pclmulqdq|sha_ni|adx"
     r"|asimd\w*|neon|sve\w*|sme|sme[2_]\w*|bf16|i8mm|fphp|atomics|crc32"

@@ -99,7 +99,7 @@ def read_process_memory() -> dict[int, int | None]:
         try:
             devices = map(library.nvmlDeviceGetHandleByIndex, range(library.nvmlDeviceGetCount()))
             for handle in chain.from_iterable(_list_instances(library, device) for device in devices):
-                # Without a version in its name it raises NVMLLibraryMismatchError, not an NVMLError, where the driver lacks it.
+                # Without a version in its name, the call raises NVMLLibraryMismatchError, no NVMLError, if the driver lacks it.
                 for process in library.nvmlDeviceGetComputeRunningProcesses_v3(handle):
                     known, used = found.get(process.pid, 0), process.usedGpuMemory
                     found[process.pid] = None if known is None or used is None else known + used

@@ -69,7 +69,7 @@ def main() -> None:
     print(json.dumps(""), flush=True)
     for line in sys.stdin:
         step, *pids = line.split()
-        # All ranks at once: each call copies the memory of one device.
+        # All ranks in parallel, because each call copies the memory of one device.
         with ThreadPoolExecutor(len(pids)) as pool:
             results = list(pool.map(driver.perform, [step] * len(pids), map(int, pids)))
         print(json.dumps(results), flush=True)

@@ -133,7 +133,7 @@ class Parking:
             self._is_begun = self._is_begun or step != parker.STATE
             self._helper.stdin.write(f"{step} {' '.join(map(str, pids))}\n".encode())
             results = dict(zip(pids, _read(self._helper), strict=True))
-        except (OSError, ValueError) as error:  # the helper has ended, and its answer is empty or a part
+        except (OSError, ValueError) as error:  # the helper exited; its response is incomplete
             self.close()
             raise StepError(f"{step}: the helper process ended") from error
         except StepError as error:

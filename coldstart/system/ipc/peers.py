@@ -65,7 +65,7 @@ class Listener:
 
     def _reject_client(self) -> None:
         if self._reserve is None:
-            time.sleep(_PAUSE_S)  # the socket stays readable: without a pause the caller's loop would spin
+            time.sleep(_PAUSE_S)  # the socket stays readable, so the caller's loop would spin without a pause
         else:
             os.close(self._reserve)
             with suppress(OSError):

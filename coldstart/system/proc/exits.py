@@ -10,7 +10,7 @@ from pathlib import Path
 
 from coldstart.system import secrets
 
-# A shell's exit code of a process that signal n ended is 128 + n.
+# A shell reports 128 + n as the exit code of a process that was ended by signal n.
 _SIGNALLED = 128
 
 
@@ -50,7 +50,7 @@ def _read_oom_count(file: Path) -> int | None:
 
 
 _CAUSE = re.compile(r"\b\w+(?:Error|Exception): .+")
-# At exit, a process whose imports were aborted lists its leaks, which is longer than any traceback.
+# At exit, a process whose imports were aborted lists its leaks, and the list is longer than any traceback.
 _NOISE = re.compile(
     r"nanobind: | - (?:leaked (?:function|type|instance)|\.\.\. skipped) |See https://nanobind"
 )

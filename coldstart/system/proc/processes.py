@@ -48,10 +48,10 @@ def is_alive(pid: int, identity: str | None) -> bool:
 
 def terminate(pid: int, identity: str | None, patience_s: float) -> None:
     """Send SIGTERM to a process, then SIGKILL after `patience_s` seconds. Do nothing if its PID was reused."""
-    with suppress(ProcessLookupError):  # it has ended meanwhile
+    with suppress(ProcessLookupError):  # it has exited in the meantime
         descriptor = os.pidfd_open(pid)
         try:
-            # While the descriptor holds the process, its PID is not reused.
+            # As long as the descriptor is open, the PID is not reused.
             if not is_alive(pid, identity):
                 return
             signal.pidfd_send_signal(descriptor, signal.SIGTERM)

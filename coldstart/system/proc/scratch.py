@@ -98,7 +98,7 @@ def create_owned_directory(base: Path, prefix: str = "", *, patience_s: float = 
     Raises:
         OSError: The directory cannot be created.
     """
-    # One at a time, so that no process removes a new directory before its owner holds the lock.
+    # The lock ensures that no process removes a new directory before its owner holds the lock in it.
     with files.hold_lock(base / _GATE):
         remove_dead(base, prefix, patience_s)
         own = Path(tempfile.mkdtemp(prefix=prefix, dir=base))

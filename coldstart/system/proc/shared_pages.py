@@ -140,7 +140,7 @@ def is_sealed(descriptor: int) -> bool:
     """Return whether the contents of a memory file can no longer change."""
     try:
         return fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS == _SEALS
-    except OSError:  # no memory file
+    except OSError:  # not a memory file
         return False
 
 

@@ -45,7 +45,7 @@ class ProcessTree:
 
     def kill(self) -> None:
         """Send SIGKILL, which also ends suspended processes, to every process, parents first."""
-        # Creation times are too coarse: a child forked at once has its parent's.
+        # Creation times are too coarse: a child that is forked immediately has the same time as its parent.
         for one in sorted(self.list_processes(), key=_count_ancestors):
             with suppress(psutil.Error):
                 one.kill()

@@ -138,7 +138,7 @@ def check_trust(bundle: Bundle) -> TrustResult:
     trusted = sign.trust_dir(paths.state_dir())
     result = sign.TrustStore(trusted)(bundle)
     if result.ok and result.signer and not is_dry_run():
-        # Without a writable state directory each start verifies again.
+        # Without a writable state directory, each start verifies the signature again.
         with suppress(OSError, ValueError, BundleError):
             key = min(trusted.glob(f"*-{result.signer.partition(':')[2]}.pub")).name
             files.create_private_directory(record.parent)

@@ -89,7 +89,7 @@ def select_names(
     layout, count = _layout(config), config.get("num_hidden_layers")
     if size == 1 or layout is None or not isinstance(count, int):
         return list(names)
-    # vLLM ties the embeddings if the checkpoint has no lm_head: the last rank then needs them too.
+    # If the checkpoint has no lm_head, vLLM ties the embeddings, so the last rank needs them too.
     tied = not any(name.startswith("lm_head.") for name in names)
     own = [(rank, layers(count, rank, size, partition)) for rank in ranks]
     return [name for name in names if any(_holds(layout, name, rank, size, held, tied) for rank, held in own)]

@@ -143,7 +143,7 @@ class PageIn:
         while piece := self._following():
             name, offset, size = piece
             with suppress(OSError, KeyError), files.open_regular(self.paths[name]) as file:
-                # Without this, the kernel's readahead would read beyond the range, into tensors of other ranks.
+                # Otherwise, the kernel's readahead would read beyond the range, into tensors of other ranks.
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
                 if not _cached(file.fileno(), offset, size):
                     os.preadv(file.fileno(), [buffer[:size]], offset)

@@ -17,7 +17,7 @@ from coldstart.weights.prefetch import PrefetchFailedError, PrefetchLostError, P
 from coldstart.weights.prefetch.layout import RegionLayout
 from coldstart.weights.prefetch.sources import is_local
 
-# A prefetcher that is overloaded must not keep its clients from their next source.
+# An overloaded prefetcher must not keep its clients from falling back to their next source.
 ANSWER_S = 30.0
 # A private writable mapping reserves memory for copies, and no client makes any.
 _FLAGS = mmap.MAP_PRIVATE | 0x4000  # MAP_NORESERVE; mmap defines it from Python 3.13
@@ -31,7 +31,7 @@ class Attached:
         self._ready, self._failed = set[int](), dict[int, str]()
         channel.socket.settimeout(ANSWER_S)
         self._receive()
-        channel.socket.settimeout(None)  # a source may be slow, so bytes have no limit
+        channel.socket.settimeout(None)  # a source may be slow, so waiting for bytes has no time limit
         self._directory, self._views = Path(source), dict[str, memoryview]()
         self._region = None if is_local(source) else memoryview(_map(channel.take_descriptor(), layout.total))
 

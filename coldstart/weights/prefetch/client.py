@@ -146,7 +146,7 @@ def request(operation: str, *, directory: Path | None = None, **more: Any) -> li
         with suppress(peers.PeerError, OSError), Channel(peers.connect(path)) as channel:
             channel.socket.settimeout(ANSWER_S)
             channel.send({"op": operation, **more})
-            # A prefetcher that stops ends the connection.
+            # A prefetcher that exits closes the connection.
             replies = (
                 channel.iterate_replies() if operation == "stop" else [next(channel.iterate_replies(), {})]
             )

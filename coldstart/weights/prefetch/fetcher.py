@@ -261,7 +261,7 @@ class Fetcher:
         data = space[: checks[-1].end - start]
         filled = reads = idle = 0
         while filled < len(data):
-            # Each connection may end after a byte, which its own limit of time does not notice.
+            # Each connection may end after one byte, which its own time limit does not detect.
             if (reads := reads + 1) > MAX_READS:
                 raise SourceTooSlowError(
                     f"{file.name} arrives too slowly: {filled} bytes in {MAX_READS} requests"
@@ -270,7 +270,7 @@ class Fetcher:
                 filled += source.read(file.name, file.size, start + filled, data[filled:], job.count)
                 idle = 0
             except SourceUnavailableError as error:
-                # Retry once at once: the server may have closed a reused connection.
+                # Retry once immediately, because the server may have closed a reused connection.
                 idle += 1
                 if idle > 1 or isinstance(error, SourceTooSlowError):
                     raise
@@ -329,7 +329,7 @@ class Fetcher:
         """Wait before the next attempt after a failed one. Return False if the source has failed for `patience_s` seconds."""
         now = monotonic()
         self._down_since = now if self._down_since is None else self._down_since
-        if now >= self._retry_at:  # count one outage once, although each stream reports it
+        if now >= self._retry_at:  # count an outage only once, although each stream reports it
             self._retry_at = now + self._delay_s
             self._delay_s = min(2 * self._delay_s, _LONGEST_DELAY_S)
         return now - self._down_since < self._patience_s

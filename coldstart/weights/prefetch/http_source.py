@@ -113,7 +113,7 @@ class HttpSource:
             return answer
         answer.close()
         known, status = self._moved.pop(name, first), answer.status
-        # A signed address expires: ask its origin for a new one.
+        # A signed address expires: request a new one from its origin.
         if known != first or status in _PASSING:
             raise SourceUnavailableError(f"{redact(first)} returned HTTP status {status}")
         if status == 200:

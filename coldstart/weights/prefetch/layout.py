@@ -20,7 +20,7 @@ from coldstart.weights import checkpoint
 from coldstart.weights.checkpoint import Tensor
 from coldstart.weights.prefetch import PrefetchRefusedError
 
-# Alignment of files in the region in bytes, so that a huge page holds bytes of one file only.
+# Alignment of files in the region, in bytes, so that a huge page contains bytes of only one file.
 ALIGN = 2 << 20
 _STEP = 32 << 20
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -157,7 +157,7 @@ class SharedRegion:
         threading.Thread(target=self._allocate, args=(spans,), name="allocator", daemon=True).start()
 
     def _allocate(self, spans: Iterable[tuple[int, int]]) -> None:
-        with suppress(OSError):  # the write of such bytes fails too, and reports which bytes it was for
+        with suppress(OSError):  # writing these bytes fails too, and reports which bytes they are
             for start, size in spans:
                 for step in range(start, start + size, _STEP):
                     os.posix_fallocate(self._descriptor, step, min(_STEP, start + size - step))

@@ -70,7 +70,7 @@ class Service:
         self.fetcher: Fetcher | None = None
         self.clients = 0
         self._quiet_since = time.monotonic()
-        self._paces = dict[str, FetchPace]()  # by the name of the fetch, "" for those without a limit
+        self._paces = dict[str, FetchPace]()  # by the name of the fetch, or "" for fetches without a limit
 
     def run(self, listener: peers.Listener) -> None:
         """Accept clients until there has been none for `idle_s` seconds."""
