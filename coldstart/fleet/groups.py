@@ -7,8 +7,8 @@ starting --all ready--> serving --consolidated, idle or removed--> leaving;  any
 
 The number of workers that a model needs now is that of ParaServe, section 6.1:
 required = ceil(max(0, waiting + arrivals in W - room) / batch).
-`room` is the number of requests that live and starting workers can still accept. The paper subtracts complete live
-workers; if all of them were busy, it would never start another one.
+`room` is the number of requests that live and starting workers can still accept. The paper instead subtracts all live
+workers, so it would never start another one if all of them were busy.
 
 Invariant: a request waits for at most one model, and only once. A request that was dispatched and came back waits in its
 original position. `Agenda.held` counts the waiting requests.

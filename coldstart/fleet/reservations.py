@@ -1,13 +1,13 @@
 """Reserve bandwidth on a server's link so that every admitted fetch meets its deadline (ParaServe, Algorithm 2, corrected).
 
-A new fetch besides N others is offered B/(N+1) if every admitted fetch still ends in time with that share (equation 3).
-The paper's B/N divides by zero on an idle server. Pending bytes are aged first, event by event. Background
-fetches after start-up use the remaining bandwidth and do not count in N.
+A new fetch besides N others is offered B/(N+1) if every admitted fetch still ends in time with that share (equation 3). The
+paper's B/N divides by zero on an idle server. The simulation is first advanced to the current time, event by event.
+Background fetches after start-up use the remaining bandwidth and do not count toward N.
 
-Invariant: under exact processor sharing no admitted fetch ends after its deadline, because a share only grows until
-the next fetch is admitted, and admission checks all deadlines. A fetch that is already too late gets no deadline,
-because it would then block every later fetch. The link moves `rate` bytes a second while any fetch is pending; time is split
-at the end of every fetch, so that shares stay correct (unlike the paper's equation 4).
+Invariant: under exact processor sharing, no admitted fetch ends after its deadline, because a share only grows until the
+next fetch is admitted, and each admission checks all deadlines. A fetch that is already too late gets no deadline, because
+it would then block every later fetch. The link transfers `rate` bytes per second while any fetch is pending. Time is split
+at the end of every fetch, so that shares stay correct (unlike in the paper's equation 4).
 """
 
 from __future__ import annotations

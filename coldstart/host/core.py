@@ -1,8 +1,8 @@
 """Scheduling decisions of the model host, without I/O.
 
-Invariants after each event: requests are dispatched only to ready models, in order of arrival for each model. A model
-with requests in flight never changes its tier. Reserved memory never exceeds the host's memory. The model of the oldest
-pending request starts first, and no other model gets the memory that is being freed for it.
+Invariants after each event: requests are dispatched only to ready models, in order of arrival for each model. A model with
+requests in flight never changes its tier. Reserved memory never exceeds the host's memory. The model of the oldest pending
+request starts first, and memory that is being freed for it is given to no other model.
 """
 
 from __future__ import annotations

@@ -4,9 +4,10 @@ stopped, asleep --start--> starting --ready--> ready --drain--> draining --left-
 starting --fail--> failed (until retry_at) --start--> starting;  any with a process --fail--> failed
 
 Invariants: a model has at most one start at a time and leaves a tier only without requests in flight. After n failures in a
-row it is not started for backoff * 2^(n-1) seconds, at most `backoff_max`. A successful start resets the count. Failures that
-the model did not cause do not count: a killed start is repeated after `backoff`, a killed server immediately. The requests of
-a killed start wait for the next start, until MAX_KILLED_STARTS starts in a row were killed.
+row, it is not started for backoff * 2^(n-1) seconds, or `backoff_max` if that is less. A successful start resets the count.
+Failures that the model did not cause do not count: a killed start is repeated after `backoff`, and a killed server is
+restarted immediately. The requests of a killed start wait for the next start, until MAX_KILLED_STARTS starts in a row were
+killed.
 """
 
 from __future__ import annotations

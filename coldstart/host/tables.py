@@ -1,7 +1,7 @@
 """Decode TOML tables into dataclasses by the types of their fields.
 
-A field of type `Size` accepts a number of bytes or text such as "14GiB"; `Rate` accepts the same per second; `Seconds`
-accepts a finite number, 0 or more. Invariant: every error contains the key and the invalid value.
+A field of type `Size` accepts a number of bytes or text such as "14GiB". `Rate` accepts the same per second. `Seconds`
+accepts a finite number that is 0 or greater. Invariant: every error contains the key and the invalid value.
 """
 
 from __future__ import annotations

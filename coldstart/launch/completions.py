@@ -1,8 +1,8 @@
 """OpenAI completions protocol, and a blocking client that waits for a starting server without slowing it down.
 
 Requests are greedy and ignore the end token, so that every response has the requested length. While a server starts, the
-client tries to connect every POLL_S, which takes tens of microseconds; once connected, it blocks until bytes arrive. Times
-are in seconds on CLOCK_MONOTONIC.
+client tries to connect every POLL_S seconds, which takes tens of microseconds. Once connected, it blocks until bytes
+arrive. Times are in seconds on CLOCK_MONOTONIC.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Translate a scheduler choice into vLLM flags.
 
-Invariant: the choice is not part of the bundle key. Request order, batch limit and KV copies in host memory do not affect
-compiled code, weights or KV cache size, so one bundle and one template serve every scheduler.
+Invariant: the choice is not part of the bundle key. The request order, the batch limit and KV copies in host memory do not
+affect compiled code, weights or the KV cache size, so one bundle and one template work with every scheduler.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Each template has a directory `<runtime dir>/templates/<level>-<key>` with its socket, description and log. The socket
 exists while the template is ready. In a directory without a socket, the template is still starting or has died.
 
-A caller that passes another `root` has its own templates there. They end with the process that started them.
+A caller that passes a `root` keeps its own templates there. They end with the process that started them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Start mode `snapshot` on a GPU: create and restore vLLM's own snapshot of a bundle's engine.
 
-The bundle digest names the snapshot's directory. vLLM's manifest must match the model, the commit and the arguments; vLLM
-itself compares host, device, driver, versions and variables. A snapshot is restored only from a private directory of this
-user and for a trusted bundle. The restored server must reproduce the bundle's canary tokens. Its port accepts requests
+The bundle digest names the snapshot's directory. vLLM's manifest must match the model, the commit and the arguments. vLLM
+itself compares the host, device, driver, versions and variables. A snapshot is restored only from a private directory of
+this user and for a trusted bundle. The restored server must reproduce the bundle's canary tokens. Its port accepts requests
 before that check, because vLLM decides when it listens. This project has not run this module on a GPU.
 """
 

@@ -1,7 +1,8 @@
 """Admin routes of a fleet's gateway. They require a separate key, because a deployment can start any process.
 
-GET   /fleet/status POST  /fleet/order     {"method": "deploy" / "remove" / "scale" / "drain", ...} with the fields of
-that order POST  /fleet/down      stops all servers and the gateway
+GET   /fleet/status    the status document of the fleet
+POST  /fleet/order     {"method": "deploy" / "remove" / "scale" / "drain", ...} with the fields of that order
+POST  /fleet/down      stops all servers and the gateway
 """
 
 from __future__ import annotations

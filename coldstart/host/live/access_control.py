@@ -1,7 +1,7 @@
 """Access control of a gateway: by its own key, by a client's key, or without a key by the Host and Origin headers.
 
-A web page of another site can make a browser send requests to a gateway. It cannot choose the Host and Origin headers,
-and without the gateway's consent (CORS) it can send neither JSON nor a header that carries a key.
+A web page from another site can make a browser send requests to a gateway. It cannot choose the Host and Origin headers.
+Without the gateway's consent (CORS), it can send neither JSON nor a header that contains a key.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The tiers `asleep-N` are vLLM's sleep levels (`/sleep?level=N`, `/wake_up`), whi
 on platforms that support it, and only in its development mode. That mode also opens routes that call worker methods,
 replace weights and show the configuration.
 
-Invariant: only a model with a sleeping tier is started in development mode. Its server listens at a Unix socket in this
+Invariant: only a model with a sleeping tier is started in development mode. Its server listens on a Unix socket in this
 host's private directory, and the gateway forwards none of these routes.
 
 Invariant: every order results in exactly one event, whatever happens to the process: StartModel in ModelReady or

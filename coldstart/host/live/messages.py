@@ -1,6 +1,6 @@
 """HTTP messages of an exchange: request bodies, the gateway's own responses, and headers in each direction.
 
-The gateway parses only the model name and the `stream` flag of a body; the model's server parses the rest.
+The gateway parses only the model name and the `stream` flag in a body. The model's server parses the rest.
 
 Invariant: hop-by-hop headers (RFC 9110, section 7.6.1) and the client's keys and cookies are not forwarded.
 """

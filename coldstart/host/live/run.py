@@ -1,9 +1,8 @@
 """Process of the host: listens, reloads its configuration file, and shuts down.
 
 On SIGTERM, SIGINT or POST /stop, the host rejects new requests, completes running ones, stops every server, and exits. A
-second signal, or the end of `drain_s` seconds, stops everything immediately. The host reloads its configuration on
-SIGHUP, on POST /reload, and when the file changes; an invalid file changes nothing. The SIGHUP of a closed terminal stops
-the host.
+second signal, or the end of `drain_s` seconds, stops everything immediately. The host reloads its configuration on SIGHUP,
+on POST /reload, and when the file changes. An invalid file changes nothing. A SIGHUP from a closed terminal stops the host.
 """
 
 from __future__ import annotations

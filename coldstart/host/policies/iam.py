@@ -3,12 +3,13 @@
 Equations: utility_i = P_i / S_i / T_i (1), T_i = 1 / rate, "via a sliding-window or exponentially weighted moving average"
 (4.3.2): here the latter; rank_i = log(|{j cached: u_j < u_i}| + b0) (2).
 
-Algorithm 1: line 3 ranks a model at its request, before the evictions for it; a hit changes no rank (5); lines 11 to 16
-evict the smallest rank until the model fits; lines 9 and 18 enter its rank. "After importance updates, the IQ becomes
-read-only and is utilized only for eviction, while changes are recorded in the shadow cache" (4.3.3): loads during a rebuild
-go only to the shadow, so such a model is evicted only if the models in the queue do not suffice. The log-rank grows with
-the utility, so it does not change a victim; the age of a rank does. The paper gives neither period nor weights nor b0:
-UPDATE_S, REBUILD_S, SMOOTHING and `bias` are our values. The rebuild takes simulated time, not a thread.
+Algorithm 1: line 3 ranks a model when it is requested, before any evictions for it. A hit changes no rank (line 5). Lines
+11 to 16 evict the model with the smallest rank until the new one fits. Lines 9 and 18 insert its rank. "After importance
+updates, the IQ becomes read-only and is utilized only for eviction, while changes are recorded in the shadow cache"
+(4.3.3): models loaded during a rebuild are added only to the shadow, so they are evicted only if the models in the queue do
+not suffice. The log-rank grows with the utility, so it does not change which model is evicted, but the age of a rank does.
+The paper gives no period, weights or b0, so UPDATE_S, REBUILD_S, SMOOTHING and `bias` are this project's values. The
+rebuild takes simulated time instead of a thread.
 """
 
 from __future__ import annotations

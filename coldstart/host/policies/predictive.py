@@ -1,18 +1,19 @@
 """Predictive policy: the value of a model is its penalty times the rate of its next request.
 
-Equation: value per byte = P/S * h(a), h the hazard of the next request at age a since the latest. Gaps follow a
-mixture of Lomax laws (Poisson arrivals of an unknown rate, gamma prior), one for each forgetting factor k:
+Equation: value per byte = P/S * h(a), where h is the hazard of the next request and a is the time since the latest one.
+Gaps between requests follow a mixture of Lomax laws (Poisson arrivals of an unknown rate, gamma prior), one for each
+forgetting factor k:
 
 S_k(a) = (b_k / (b_k + a))^a_k;  h(a) = sum w_k S_k(a) a_k / (b_k + a) / sum w_k S_k(a);
 a_k = PRIOR + requests, b_k = PRIOR * g + their gaps; both times k at each request; g is the mean gap of one model.
 
-The weights w are learned by online expectation maximisation from the share of all gaps that each law explains best:
-laws that forget follow a load that drifts, laws that remember follow a steady load. No constant has a unit of time.
+The weights w are learned by online expectation maximization from the share of all gaps that each law explains best. Laws
+that forget follow a drifting load, and laws that remember follow a steady load. No constant has a unit of time.
 
-With few large models, plain density order frees more memory than needed. So the set of victims minimises the sum of
-V_i - credit * d* * excess, V_i = d_i * S_i, subject to sum S_i >= need. d* is the density of the first model that the
-plain order would retain; excess are the bytes freed beyond the need, which save a later eviction of about that price.
-Written as sum (d_i - credit * d*) * S_i it is a knapsack cover.
+If there are few large models, plain density order frees more memory than needed. Therefore the set of victims minimizes the
+sum of V_i - credit * d* * excess, V_i = d_i * S_i, subject to sum S_i >= need. d* is the density of the first model that
+the plain order would keep. The excess is the bytes freed beyond the need, which save a later eviction of about that price.
+Written as sum (d_i - credit * d*) * S_i, this is a knapsack cover problem.
 """
 
 from __future__ import annotations
