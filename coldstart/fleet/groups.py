@@ -157,7 +157,7 @@ class Deployment:
         return None
 
     def list_avoided_servers(self, now: float) -> frozenset[str]:
-        """Return the servers on which a start failed recently, as the server itself may be the cause (a full disk, say)."""
+        """Return the servers on which a start failed recently, as the server may be the cause (such as a full disk)."""
         self.failed_on = {server: until for server, until in self.failed_on.items() if now < until}
         return frozenset(self.failed_on)
 

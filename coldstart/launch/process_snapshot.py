@@ -272,7 +272,7 @@ def frozen_socket_dir() -> Path:
 
 
 def find_first_error(log: Path) -> str:
-    """Return the first error in CRIU's log, because later errors are consequences of it."""
+    """Return the first error in CRIU's log. Later errors are its consequences."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     complaints = [line for line in lines if "Error" in line]
     return complaints[0] if complaints else "its log contains no error"

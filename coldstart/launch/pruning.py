@@ -67,7 +67,7 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
         process_snapshot.remove_dead_templates()
         tiny.remove_stale_drafts(cache.models)
         caches.remove_partial_copies(paths.compiled_dir())
-        # Leftovers of killed materializations.
+        # Remove what killed materializations left.
         scratch.remove_dead_below(cache.unfinished)
     every = (*pruned.paths, *unpacked, *frozen)
     return replace(pruned, unpacked=unpacked, frozen=frozen, freed_bytes=freed, paths=every)

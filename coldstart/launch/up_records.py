@@ -125,7 +125,7 @@ class UpDirectory:
 
 
 def identify_store(cache: Cache) -> str:
-    """Return a short digest of the store and the state directory, to name files that stores of a user would otherwise share."""
+    """Return a short digest of the store and state directory, for names in directories that a user's stores share."""
     home = f"{cache.root.resolve()}\0{paths.state_dir().resolve()}"
     return hashlib.sha256(home.encode()).hexdigest()[:8]
 

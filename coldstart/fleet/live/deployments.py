@@ -155,10 +155,9 @@ _LOAD_STAGE = "load the model"
 
 
 def read_stages(bundle: Bundle | None, ranks: int = 1) -> tuple[float, float]:
-    """Return how long the bundle's verification run took after loading the weights, and to load them, in seconds per rank.
+    """Return two durations of the bundle's verification run in seconds per rank: after loading the weights, and loading them.
 
-    Both are 0 if the bundle does not record stages. The run had `ranks` ranks, and the bundle records the sum over all of
-    them.
+    Both are 0 if the bundle does not record stages. The run had `ranks` ranks, and the bundle records the sum over all ranks.
     """
     try:
         stages: Any = bundle.read_json("stages") if bundle else {"spans": {}}

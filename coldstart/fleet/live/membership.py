@@ -151,7 +151,7 @@ class Membership:
         self._node_updates: asyncio.Queue[dict[str, tuple[ServerSpec, RemoteNode]]] = asyncio.Queue()
 
     async def recover(self) -> None:
-        """Rebuild the fleet's state from the servers' reports, waiting up to REPORT_TIMEOUT_S seconds for each."""
+        """Rebuild the fleet's state from the servers' reports, waiting up to REPORT_TIMEOUT_S seconds for them."""
         nodes = await asyncio.to_thread(self._list_servers)
         reports = await asyncio.gather(*(self._request_report(node.actor) for _, node in nodes.values()))
         found = dict(zip(nodes, reports, strict=True))

@@ -21,10 +21,10 @@ from coldstart.host.live.log import BackgroundTasks, Log
 from coldstart.host.live.messages import build_auth_header
 from coldstart.host.live.upstream import Replica, Upstream
 
-# In a data centre, a slower connection means that the server is down.
+# In a data center, a slower connection means that the server is down.
 CONNECT_TIMEOUT_S = 2.5
 # Maximum number of streams that migrate to a worker at the same time. They pause while they migrate, and more would slow each
-# other; streams in the queue continue in the pipeline.
+# other down. Streams in the queue continue in the pipeline.
 MAX_CONCURRENT_MOVES = 2
 
 

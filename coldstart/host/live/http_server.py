@@ -25,7 +25,7 @@ from coldstart.system.ipc import addresses
 BACKLOG = 2048
 # Descriptors reserved for log files, sockets of starting servers, and libraries.
 RESERVED_DESCRIPTORS = 256
-# Time in seconds for responses about killed servers to reach their clients when the gateway stops immediately.
+# Seconds in which responses about killed servers can reach their clients when the gateway stops immediately.
 LAST_ANSWERS_S = 1.0
 
 
@@ -129,7 +129,7 @@ def listen(endpoint: GatewayEndpoint) -> Iterator[socket.socket]:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise addresses.explain_port_in_use(host, port) from error
-        # `strerror` of an OSError contains the address already, except if the name was not found.
+        # The `strerror` of an OSError already contains the address, except if the name was not found.
         reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
         raise UsageError(
             f"cannot listen at {host}:{port}: {reason}",

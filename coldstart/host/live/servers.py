@@ -236,7 +236,7 @@ async def _find_fault(server: ModelServer, probe: Upstream | None, limit_s: floa
 
 # Interval in seconds between checks of the starter process.
 CHECK_S = 1.0
-# Time in seconds within which it must begin an order. The first order also waits for its imports.
+# Seconds within which the starter process must begin an order. The first order also waits for its imports.
 BEGIN_S = 30.0
 # Minimum time in seconds between the starts of two starter processes, unless an order needs one.
 RESTART_S = 5.0

@@ -73,7 +73,7 @@ class IAM:
     def choose_victims(self, free: Collection[str], need: int, now: float) -> Sequence[str]:
         members, queued = set(free), {model for _, _, model in self._queue}
         late = [entry for entry in self._shadow or () if entry[2] not in queued]
-        # Sorted, a heap has the order in which its entries would be popped.
+        # Sorting a heap gives the order in which its entries would be popped.
         order = [*sorted(self._queue), *sorted(late)]
         return take_first((model for _, _, model in order if model in members), need, self.costs)
 
