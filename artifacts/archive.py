@@ -114,9 +114,9 @@ class ArchiveSource:
 
 
 def import_archive(store: Store, path: Path) -> list[Bundle]:
-    """Copy every bundle in the archive into `store`, and return the copies.
+    """Copy every bundle in `path` into `store`, and return the copies.
 
-    Raises NotALayoutError and the errors of Store.receive_bundle.
+    Raises NotALayoutError and errors of receive_bundle.
     """
     try:
         with files.open_regular(path) as file:
@@ -153,7 +153,6 @@ def pull_directory(store: Store, directory: Path, digest: str | None = None) -> 
 
 
 def _explain_damage(path: Path, *, is_archive: bool) -> str:
-    """Return a hint that explains how to get an intact archive."""
     export = f"coldstart export NAME --to {shlex.quote(path.name)} --force"
     again = f"copy the archive again, or export an intact bundle again: {export}"
     return again if is_archive else f"use a file that coldstart export wrote; if this is one, {again}"

@@ -86,10 +86,7 @@ class VerifiedReader(io.RawIOBase):
 
 
 def open_verified(root: Path, digest: str, size: int) -> VerifiedReader:
-    """Open a blob as a stream that verifies digest and size at its end.
-
-    Raises MissingBlobError, UnsafeLinkError, UnreadableError.
-    """
+    """Open a blob as a stream that verifies it at its end. Raises MissingBlobError, UnsafeLinkError, UnreadableError."""
     return VerifiedReader(open_unverified(root, digest), digest, size)
 
 

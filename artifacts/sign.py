@@ -158,9 +158,7 @@ def load_public_pem(state_dir: Path) -> bytes:
 
 
 def add_trusted_key(directory: Path, pem: bytes, *, name: str, source: str | None = None) -> Path:
-    """Add a public key (PEM) to the trust directory, as the file NAME-FINGERPRINT.pub, and return its path.
-
-    Error messages call the key `source`.
+    """Add a public key (PEM) to the trust directory as NAME-FINGERPRINT.pub, and return its path. Errors call it `source`.
 
     Raises InvalidNameError unless `name` is a plain file name, InvalidSignatureError, ExposedKeyError if other users can
     write to the directory, ReadOnlyStoreError, NoSpaceError.

@@ -241,10 +241,7 @@ class Signer(Protocol):
 
 @dataclass
 class BundleDraft:
-    """Unpublished bundle that Store.open_draft yields.
-
-    If the block ends without a call of `publish`, its files are removed.
-    """
+    """Unpublished bundle that Store.open_draft yields. If the block ends without a call of `publish`, its files are removed."""
 
     key: Key
     staging: Staging

@@ -63,7 +63,6 @@ def declare_settings(
 
 
 def _find_type(kind: Any, setting: Setting) -> Any:
-    """Return the type of the option for a field of type `kind`."""
     if setting.unit == "FILE":
         return Path | None
     return list[str] | None if get_origin(kind) is tuple else kind

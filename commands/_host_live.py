@@ -218,7 +218,6 @@ def _format_head(status: Mapping[str, Any]) -> list[str]:
 
 
 def _format_row(model: Mapping[str, Any]) -> dict[str, object]:
-    """Return the cells of a model's row by column name."""
     state = model["state"] + (" (pinned)" if model["pinned"] else "")
     if progress := model.get("progress"):  # an earlier host reports none
         state = f"{state}, {progress['text']}"

@@ -213,7 +213,7 @@ SHARED = tuple(inspect.signature(_common).parameters)
 
 
 def group(text: str | None) -> typer.Typer:
-    """Create a command group; `text` is its help."""
+    """Create a command group. `text` is its help text."""
     return typer.Typer(
         rich_markup_mode=None,
         add_completion=False,

@@ -199,7 +199,6 @@ def _format_value(value: object) -> str:
 
 
 def _render_graphs(summary: Mapping[str, Any]) -> str:
-    """Return a text that summarizes the CUDA graphs of a bundle."""
     if "error" in summary:
         return f"CUDA graphs: cannot be read: {summary['error']}"
     proof, refused = summary["proof"], summary["refused"]

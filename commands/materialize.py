@@ -92,7 +92,6 @@ def command(
 
 
 def _show_plan(common: Common, model: str, planned: "MaterializationPlan") -> None:
-    """Print the result of --dry-run."""
     from coldstart.models import resolution
 
     fields, sections = dict(planned.key.fields), planned.sections

@@ -191,10 +191,7 @@ def _describe_stop(start: _Start, *, is_detached: bool) -> str:
 
 
 def _ensure_bundle(common: Common, lookup: "Lookup") -> "Lookup":
-    """Return the lookup with its bundle, which is built if missing.
-
-    If the build fails, warn and return `lookup` unchanged.
-    """
+    """Return the lookup with its bundle, which is built if missing. If the build fails, warn and return `lookup` unchanged."""
     if lookup.bundle is not None:
         common.out.print_note(f"Using the bundle {lookup.bundle.name}:v{lookup.bundle.version}")
         return lookup

@@ -221,7 +221,6 @@ def measure_stages(spans: Iterable[Span], begin_s: float, end_s: float) -> dict[
 
 
 def _union_length(intervals: Iterable[tuple[float, float]]) -> float:
-    """Return the total length of the union of intervals."""
     total, reached = 0.0, float("-inf")
     for begin, end in sorted(intervals):
         total += max(0.0, end - max(begin, reached))

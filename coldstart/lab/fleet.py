@@ -38,8 +38,6 @@ class _Stream:
 
 @dataclass(slots=True)
 class _Process:
-    """Launched worker, and its progress."""
-
     launch: events.LaunchRank
     started_s: float
     is_stopping: bool = False

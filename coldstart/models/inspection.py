@@ -1,7 +1,4 @@
-"""Look up bundles by the key of a model on this machine, and explain why a lookup failed.
-
-It imports neither torch nor vLLM.
-"""
+"""Look up bundles by the key of a model on this machine, and explain why a lookup failed. It imports neither torch nor vLLM."""
 
 from __future__ import annotations
 

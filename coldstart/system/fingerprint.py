@@ -119,7 +119,6 @@ def read_machine_properties() -> dict[str, str]:
 
 
 def _find_extra_words(one: str, other: str) -> str:
-    """Return the words that only `one` contains."""
     return " ".join(sorted({*one.split()} - {*other.split()})) or "without"
 
 

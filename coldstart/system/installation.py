@@ -122,7 +122,6 @@ def _list_extras() -> list[str]:
 
 
 def _list_requirements(extra: str) -> list[Requirement]:
-    """Return the requirements that an extra adds."""
     lines = map(Requirement, metadata.requires(DISTRIBUTION) or [])
     return [
         line for line in lines

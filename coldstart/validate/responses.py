@@ -76,7 +76,7 @@ def collect_responses(launcher: Launcher, directory: Path, settings: PromptSetti
 def complete_sequentially(
     client: CompletionClient, prompts: Sequence[str], max_tokens: int
 ) -> list[Response]:
-    """Send the prompts one after the other, and return their responses. Raises CompletionFailedError."""
+    """Send the prompts one by one, and return their responses. Raises CompletionFailedError."""
     return [_to_response(client.complete(prompt, max_tokens)) for prompt in prompts]
 
 

@@ -186,7 +186,6 @@ def _build_file_entry(opened: list[Any], mapped: Path, size: int) -> Any:
 
 
 def _copy_pages(source: Path, target: Path, runs: Iterable[_Run]) -> None:
-    """Write the pages of `runs` consecutively to `target`."""
     with source.open("rb") as pages, open(target, "wb", opener=_open_private) as out:
         for run in runs:
             place, left = run.offset, run.count * _PAGE
@@ -209,7 +208,6 @@ def _find_single_image(images: Path, pattern: str) -> Path:
 
 
 def _copy_changed(message: Any, **fields: int) -> Any:
-    """Return a copy of a message with the given fields changed."""
     changed = type(message)()
     changed.CopyFrom(message)
     for name, value in fields.items():
@@ -243,7 +241,6 @@ def _write_messages(image: Path, messages: Iterable[Any]) -> None:
 
 @cache
 def _build_message_classes() -> Mapping[str, Any]:
-    """Build a protobuf class for each message in _FIELDS."""
     # Imported here, because only a freeze needs it.
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 

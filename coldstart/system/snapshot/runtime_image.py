@@ -105,7 +105,7 @@ def list_images(root: Path) -> Iterator[ProcessImage]:
 
 
 def describe_image(directory: Path) -> ProcessImage:
-    """Describe the image in `directory`, and whether it can be restored here. Raises OSError if it does not exist."""
+    """Describe the image in `directory`, and state whether it fits this machine. Raises OSError if it does not exist."""
     try:
         about = canonical.read_json(directory / ABOUT)
         python, vllm, made = (str(about[name]) for name in ("python", "vllm", "made"))

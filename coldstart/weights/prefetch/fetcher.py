@@ -3,8 +3,7 @@
 Each stream is a thread: it takes the next run of checks, reads and verifies its bytes, writes them to the shared memory
 and records the result. Unverified bytes stay in the thread's own buffer.
 
-Invariant: the bytes that all leases have requested never exceed the memory budget. A request that does not fit is
-rejected before any of its bytes are planned.
+Invariant: leases never request more bytes than the memory budget. A request that does not fit is rejected as a whole.
 """
 
 from __future__ import annotations
@@ -255,7 +254,6 @@ class Fetcher:
             return None
 
     def _fetch(self, job: _Job, source: RangeSource, space: memoryview) -> None:
-        """Read, verify and write the bytes of a job."""
         checks = self.layout.checks[job.run.start : job.run.stop]
         file, start = checks[0].file, checks[0].start
         data = space[: checks[-1].end - start]

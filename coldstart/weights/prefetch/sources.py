@@ -108,10 +108,7 @@ class LocalSource:
 
 
 class ObjectSource:
-    """Objects under s3://bucket/prefix.
-
-    Endpoint, region and credentials come from the client's AWS_* environment variables.
-    """
+    """Objects under s3://bucket/prefix. Endpoint, region and credentials come from the client's AWS_* environment variables."""
 
     def __init__(self, address: str, environment: Mapping[str, str]) -> None:
         try:
