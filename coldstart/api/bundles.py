@@ -78,10 +78,7 @@ def plan_materialization(
     offline: bool = False,
     cache_dir: PathLike | None = None,
 ) -> MaterializationPlan:
-    """Resolve the model and its bundle key for `materialize`, and return the plan without building anything.
-
-    The arguments and the errors are the same as for `materialize`.
-    """
+    """Resolve the model and its bundle key without building. The arguments and errors are the same as for `materialize`."""
     lookup = look_up(model, vllm_args, revision=revision, offline=offline, cache_dir=cache_dir)
     return MaterializationPlan(lookup, options or Options())
 

@@ -94,10 +94,7 @@ def read_record(kind: str, place: Path, made_by: str) -> Mapping[str, Sequence[i
 
 
 def find_change(stamps: Mapping[str, Sequence[int]], place: Path, participle: str) -> str | None:
-    """Return the first change to `place` since `stamps` were recorded, or why others can write to it, or else None.
-
-    `participle` says in the message what was done then, such as "created".
-    """
+    """Return the first change to `place` since it was `participle` ("created"), or why others can write to it, or None."""
     present = dict(_walk_entries(place))
     for name, stamp in stamps.items():
         if name not in present:

@@ -94,7 +94,7 @@ class Launcher(Protocol):
     def writes_ready_file(self) -> bool: ...
 
     def prepare(self) -> None:
-        """Prepare for the runs, for example by starting a template.
+        """Prepare the runs, such as by starting a template.
 
         Raises ModeUnavailableError, CommandFailedError, NoBundleError.
         """

@@ -50,7 +50,7 @@ def render_junit(reports: Sequence[ValidationReport], fail_level: FailLevel) -> 
 
 
 def render_junit_error(targets: Sequence[str], level: str, error: ColdstartError) -> str:
-    """Render a JUnit suite with one case, which is an error that prevented the validation of `targets`."""
+    """Render a JUnit suite with one case: an error that prevented the validation of `targets`."""
     case = ElementTree.Element("testcase", {"classname": _escape_xml(" ".join(targets)), "name": level})
     attributes = {"type": type(error).__name__, "message": _escape_xml(secrets.redact_text(error.message))}
     hint = f"\nhint: {error.hint}" if error.hint else ""
