@@ -182,7 +182,7 @@ def table1(models: Sequence[Model]) -> Found:
         bundle, found = model.materialize(), dict[int, int]()
         shown = inspection.list_missing_sections(bundle).get("graphs", "")
         if bundle.has_section("graphs"):
-            with prove.extract(bundle) as directory:
+            with prove.extract_graphs(bundle) as directory:
                 found, captured = count_nodes(directory)
             sizes = ", ".join(f"{size}: {count}" for size, count in found.items())
             shown = f"{sum(found.values()):,} in {len(found)} graphs ({sizes}); {captured} more are captured at each start"

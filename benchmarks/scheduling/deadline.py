@@ -84,7 +84,7 @@ class Counted(QueueReplay):
 
     def _arrive(self, number: int) -> None:
         self.left_to_pass: dict[int, int] = getattr(self, "left_to_pass", {})
-        waiting = [other for _, other in self.waiting if self.first_token_times[other] == inf]
+        waiting = [other for _, other in self.waiting if self.first_token_at_s[other] == inf]
         spent = (self.ranks[other][0] for other in waiting if not self.left_to_pass[other])
         key = max([self.ranks[number][0], *spent])
         for other in waiting:
@@ -100,9 +100,7 @@ class Aged(QueueReplay):
     def _arrive(self, number: int) -> None:
         arrival_s = self.requests[number].arrival_s
         waiting = (
-            self.requests[other].arrival_s
-            for _, other in self.waiting
-            if self.first_token_times[other] == inf
+            self.requests[other].arrival_s for _, other in self.waiting if self.first_token_at_s[other] == inf
         )
         age_s = arrival_s - min(waiting, default=arrival_s)
         self.ranks[number] = (min(self.ranks[number][0], arrival_s + age_s), number)

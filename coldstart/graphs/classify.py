@@ -50,7 +50,7 @@ class Memory:
             for s, own in ((a, self._first), (b, self.regions))
             for regions in (own, s.ranges)
         ]
-        self._common = find_common(a, b)
+        self._common = find_common_memory(a, b)
         self._libraries = [(s.libraries(), Intervals(s.libraries())) for s in (a, b)]
         self.pairs: dict[int, int] = {}
         self._refresh()
@@ -117,7 +117,7 @@ class Memory:
         """Return, for memory that outlives the capture, a map from its address in the second process to that in the first."""
         (mine, _), (theirs, _) = self._libraries
         libraries = {theirs[y].base: mine[x].base for x, y in self.pairs.items()}
-        return {b: a for a, b, _ in find_common(self._a, self._b, "live").tolist()} | libraries
+        return {b: a for a, b, _ in find_common_memory(self._a, self._b, live_only=True).tolist()} | libraries
 
     def are_live(self, a: Array, b: Array) -> Array:
         """Return a mask of the pairs of words in which at least one word points into live memory."""
@@ -152,11 +152,12 @@ def _describe(address: int, regions: list[SymbolRegion]) -> str:
     return f"{address:#x} ({inside if offset < nearest.size else f'{offset} bytes after {nearest.symbol}'})"
 
 
-def find_common(a: Snapshot, b: Snapshot, of_pool: str = "pool") -> Array:
-    """Return rows of COMMON; if `of_pool` is "live", omit freed memory of the pool."""
+def find_common_memory(a: Snapshot, b: Snapshot, *, live_only: bool = False) -> Array:
+    """Return COMMON rows of the memory in both snapshots. If `live_only` is True, omit freed memory in the pool."""
     theirs = {(r.symbol, r.size): r.base for r in [*b.regions, *b.unnamed()]}
     pairs = [(r.base, theirs.get((r.symbol, r.size)), r.size) for r in [*a.regions, *a.unnamed()]]
-    one, other = (s.allocations[s.allocations["pool"] & s.allocations[of_pool]] for s in (a, b))
+    state = "live" if live_only else "pool"
+    one, other = (s.allocations[s.allocations["pool"] & s.allocations[state]] for s in (a, b))
     # Graphs are captured one after another and reuse the pool's memory, so every allocation counts.
     same = ["size", "number"]
     _, left, right = np.intersect1d(one[same], other[same], return_indices=True)

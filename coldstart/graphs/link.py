@@ -1,8 +1,7 @@
 """Combine two captures into relocatable graphs, and relocate the graphs in a bundle to the addresses of a process.
 
 A payload byte in a bundle is 0 if it is part of a relocation, 0xFF if it is noise, and the captured constant otherwise.
-0xFF makes verification fail if a kernel reads noise. In a process, a relocated word is the region's address plus an
-offset.
+0xFF makes verification fail if a kernel reads noise. A relocated word is the region's address plus an offset.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from coldstart.graphs.tables import (
     Kernel,
     SymbolRegion,
     Tables,
-    places,
+    find_word_offsets,
     values,
 )
 
@@ -51,14 +50,14 @@ def combine(a: Snapshot, b: Snapshot) -> Tables:
         raise GraphError(f"no graph can be relocated: {format_reasons(reasons)}")
     memory, kernels = Memory(a, b), b.tables.kernels
     pairs = {key: (a.tables.graphs[key], b.tables.graphs[key]) for key in keys}
-    windows = {key: places(graph, kernels, 1) for key, (_, graph) in pairs.items()}
+    windows = {key: find_word_offsets(graph, kernels, 1) for key, (_, graph) in pairs.items()}
     memory.check_moved(
         (values(one.payload, windows[key]), values(other.payload, windows[key]))
         for key, (one, other) in pairs.items()
     )
     found = {
         key: Classifier(memory, one, other, (a.maps[key], b.maps[key])).run(
-            places(other, kernels), windows[key]
+            find_word_offsets(other, kernels), windows[key]
         )
         for key, (one, other) in pairs.items()
     }

@@ -5,8 +5,7 @@
 <work>/live.json    blocks of stored contents that changed while the second process ran a few more steps
 <work>/reason       reason why a process wrote no result
 Invariant: bundle/ appears atomically. The process that writes proof.json in it is not the one that recorded it.
-
-`make` does not call the CUDA driver: its caller provides the function that runs an engine process.
+`run_offline_phase` does not call the CUDA driver: its caller provides the function that runs an engine process.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from coldstart.graphs import prove, tables
 from coldstart.graphs.api import Captured
 from coldstart.graphs.errors import GraphRefusedError, NotProvenError, format_reasons
 from coldstart.graphs.link import combine
-from coldstart.graphs.record import load_snapshot, take
+from coldstart.graphs.record import create_snapshot, load_snapshot
 
 if TYPE_CHECKING:
     from coldstart.graphs.cuda.driver import CudaDriver
@@ -35,7 +34,7 @@ LEAST_STEPS = 2
 Launch = Callable[[str, EngineTask], None]
 
 
-def make(work: Path, launch: Launch) -> Path:
+def run_offline_phase(work: Path, launch: Launch) -> Path:
     """Run the offline phase, and return the directory inside `work` that contains the verified graphs.
 
     Args:
@@ -71,7 +70,7 @@ def keep_proven(bundle: Path, proof: prove.Proof) -> None:
     if not proof.proven:
         raise NotProvenError(f"no graph could be verified: {format_reasons(proof.failed)}")
     if proof.failed:
-        seal = tables.rewrite(tables.load(bundle).drop_graphs(proof.failed), bundle)
+        seal = tables.replace_tables(tables.load(bundle).drop_graphs(proof.failed), bundle)
         prove.write(replace(proof, seal=seal, failed={}), bundle)
 
 
@@ -94,7 +93,7 @@ def record(
     Raises:
         GraphError: A pointer has the same address in both layouts, or no graph can be relocated.
     """
-    mine, first = take(driver, framework, captured), work / FIRST
+    mine, first = create_snapshot(driver, framework, captured), work / FIRST
     if not first.exists():
         mine.save(first.with_suffix(".part"))
         first.with_suffix(".part").rename(first)
@@ -152,4 +151,4 @@ def drop_changed(work: Path) -> None:
     kept = ~np.isin(np.arange(len(found.blocks)), seen["changed"])
     owner = np.searchsorted(found.blocks["start"], found.content_relocations["place"], side="right") - 1
     rows = found.content_relocations[kept[owner]]
-    tables.rewrite(replace(found, blocks=found.blocks[kept], content_relocations=rows), work / BUNDLE)
+    tables.replace_tables(replace(found, blocks=found.blocks[kept], content_relocations=rows), work / BUNDLE)

@@ -121,7 +121,7 @@ def read_proof(directory: Path) -> Proof:
 
 
 @contextmanager
-def extract(bundle: Bundle) -> Iterator[Path]:
+def extract_graphs(bundle: Bundle) -> Iterator[Path]:
     """Yield a temporary directory with the extracted `graphs` section, which is deleted on exit. Raises BundleError."""
     with tempfile.TemporaryDirectory(prefix="coldstart-inspect-") as place:
         # The section is only read, never executed, so its source need not be trusted.
@@ -135,7 +135,7 @@ def summarize(bundle: Bundle) -> dict[str, Any]:
     The section is untrusted. If it cannot be read, the result contains only an "error".
     """
     try:
-        with extract(bundle) as directory:
+        with extract_graphs(bundle) as directory:
             tables = load(directory)
             graphs = list(tables.graphs.values())
             kinds = Counter(NodeKind(kind).name.lower() for g in graphs for kind in g.nodes["kind"].tolist())

@@ -109,7 +109,9 @@ def load_snapshot(directory: Path) -> Snapshot:
     )  # fmt: skip
 
 
-def take(driver: CudaDriver, framework: TorchFramework, captured: Mapping[str, Captured]) -> Snapshot:
+def create_snapshot(
+    driver: CudaDriver, framework: TorchFramework, captured: Mapping[str, Captured]
+) -> Snapshot:
     """Create a snapshot of the captured graphs, with all data that another process needs to combine them."""
     pool = framework.pool()
     inside = Intervals(pool).find(np.array([r.base for r in framework.regions()], np.uint64))
@@ -241,7 +243,7 @@ def _read_node(driver: CudaDriver, builder: GraphBuilder, handle: int) -> None:
 
 def _candidates(graph: Graph, kernels: Sequence[Kernel]) -> Array:
     """Return the words in a graph that could be addresses."""
-    values = stored.values(graph.payload, stored.places(graph, kernels))
+    values = stored.values(graph.payload, stored.find_word_offsets(graph, kernels))
     return values[(values >= stored.LOWEST) & (values < stored.HIGHEST)]
 
 
@@ -274,7 +276,7 @@ def _decode_maps(driver: CudaDriver, graph: Graph, kernels: Sequence[Kernel]) ->
     """Return a MAP row for each tensor map in a graph, decoded by the bits that the driver writes for an address."""
     rows: list[tuple[int, int, Array]] = []
     masks: list[int] = []
-    for place in stored.maps(graph, kernels).tolist():
+    for place in stored.find_tensor_map_offsets(graph, kernels).tolist():
         descriptor = graph.payload[place : place + TENSOR_MAP_BYTES].tobytes()
         try:
             masks = masks or compute_bit_masks(driver, descriptor)

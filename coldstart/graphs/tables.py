@@ -247,7 +247,7 @@ def read_by_digest(directory: Path, digest: str) -> bytes:
     return data
 
 
-def rewrite(tables: Tables, directory: Path) -> str:
+def replace_tables(tables: Tables, directory: Path) -> str:
     """Replace the tables of a bundle, keep its binaries, and return the new seal. Raises AlteredTableError."""
     place = directory / KERNELS
     return save(tables, directory, {d: read_by_digest(place, d) for d in read_manifest(directory).binaries})
@@ -256,7 +256,7 @@ def rewrite(tables: Tables, directory: Path) -> str:
 # --- words -----------------------------------------------------------------------------------------
 
 
-def places(graph: Graph, kernels: Sequence[Kernel], stride: int = STRIDE) -> Array:
+def find_word_offsets(graph: Graph, kernels: Sequence[Kernel], stride: int = STRIDE) -> Array:
     """Return the sorted payload offsets (int64) of the 8-byte words within one parameter that could be addresses."""
     parts = _find_windows(graph, kernels, 8, stride)
     for kind, offsets in ((1, (0, 8)), (2, (0,))):
@@ -265,7 +265,7 @@ def places(graph: Graph, kernels: Sequence[Kernel], stride: int = STRIDE) -> Arr
     return np.sort(np.concatenate(parts))
 
 
-def maps(graph: Graph, kernels: Sequence[Kernel]) -> Array:
+def find_tensor_map_offsets(graph: Graph, kernels: Sequence[Kernel]) -> Array:
     """Return the sorted payload offsets at which a tensor map could be, either alone or in a struct.
 
     The alignment is relative to the start of the parameter: the compiler aligns the parameter in the constant bank, but

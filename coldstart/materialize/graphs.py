@@ -32,7 +32,7 @@ def build_section(target: Path, work: Path, launch: offline.Launch, vllm_args: A
         return reason
     work.mkdir()
     try:
-        offline.make(work, launch).rename(target)
+        offline.run_offline_phase(work, launch).rename(target)
     except (GraphError, CommandFailedError) as error:
         return f"every start captures its CUDA graphs: {error}"
     return None

@@ -73,11 +73,11 @@ class QueueModel:
         run = (kind or QueueReplay)(self, requests, key)
         while run.step():
             pass
-        first_token_times, end_times = (
-            [time - request.arrival_s for time, request in zip(times, requests, strict=True)]
-            for times in (run.first_token_times, run.end_times)
+        ttft_s, latency_s = (
+            [moment_s - request.arrival_s for moment_s, request in zip(moments, requests, strict=True)]
+            for moments in (run.first_token_at_s, run.end_at_s)
         )
-        return ReplayedTimes(first_token_times, end_times)
+        return ReplayedTimes(ttft_s, latency_s)
 
 
 class Shadow:
@@ -135,8 +135,8 @@ class QueueReplay:
     ranks: list[tuple[float, int]] = field(default_factory=list)
     pending: list[int] = field(default_factory=list)
     remaining: list[int] = field(default_factory=list)
-    first_token_times: list[float] = field(default_factory=list)
-    end_times: list[float] = field(default_factory=list)
+    first_token_at_s: list[float] = field(default_factory=list)
+    end_at_s: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         context_s = self.model.context_s
@@ -144,7 +144,7 @@ class QueueReplay:
         self.ranks = [(self.key(request), number) for number, request in enumerate(self.requests)]
         self.pending = [max(1, request.prompt - request.cached) for request in self.requests]
         self.remaining = [max(1, request.output) for request in self.requests]
-        self.first_token_times, self.end_times = [inf] * len(self.requests), [inf] * len(self.requests)
+        self.first_token_at_s, self.end_at_s = [inf] * len(self.requests), [inf] * len(self.requests)
 
     def step(self) -> bool:
         """Simulate iterations until the next event. Return False if no request is left."""
@@ -168,7 +168,7 @@ class QueueReplay:
         for number, tokens in chunks.items():
             self.pending[number] -= tokens
             if not self.pending[number]:
-                self.first_token_times[number] = min(self.first_token_times[number], self.now)
+                self.first_token_at_s[number] = min(self.first_token_at_s[number], self.now)
                 self._decode(number, 1)
         for number in decoding:
             self._decode(number, steps)
@@ -209,7 +209,7 @@ class QueueReplay:
         self.remaining[number] -= tokens
         self.used_tokens += tokens
         if not self.remaining[number]:
-            self.end_times[number] = self.now
+            self.end_at_s[number] = self.now
             self._stop(number)
 
     def _preempt(self, number: int) -> None:

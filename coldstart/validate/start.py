@@ -122,11 +122,11 @@ def _create_fallback_finding(reason: str, bundle: Bundle, level: Level) -> Findi
 def check_graph_tables(bundle: Bundle, level: Level) -> list[Finding]:
     """Check that the CUDA graph tables are intact, their verification record is readable, and a GPU can replay them."""
     from coldstart.graphs.errors import GraphError
-    from coldstart.graphs.prove import extract, read_proof
+    from coldstart.graphs.prove import extract_graphs, read_proof
     from coldstart.graphs.tables import load
 
     try:
-        with extract(bundle) as directory:
+        with extract_graphs(bundle) as directory:
             load(directory)
             read_proof(directory)
     except (GraphError, BundleError) as error:

@@ -7,7 +7,7 @@ from pathlib import Path
 from coldstart.graphs import tables as stored
 from coldstart.graphs.link import combine
 from coldstart.graphs.prove import prove, write
-from coldstart.graphs.record import Snapshot, take
+from coldstart.graphs.record import Snapshot, create_snapshot
 from coldstart.graphs.restore import Replayable, Restorer
 from coldstart.graphs.tables import Tables
 from tests.support.graphs.model import Shape, SimModel
@@ -18,7 +18,7 @@ SMALL = Shape("small", 2, sizes=(1, 8, 64, 256))
 def offline(seed: int, model: SimModel | None = None) -> Snapshot:
     """Capture every size in one process, largest first."""
     model = model or SimModel(SMALL, seed)
-    return take(model.driver, model, {key: model.capture(key) for key in reversed(model.sizes)})
+    return create_snapshot(model.driver, model, {key: model.capture(key) for key in reversed(model.sizes)})
 
 
 def bundle(directory: Path) -> None:

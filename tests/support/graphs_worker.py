@@ -218,4 +218,4 @@ def bundle_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def rounds_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle that simulated workers recorded and proved."""
     with pytest.MonkeyPatch.context() as patch:
-        return offline.make(tmp_path_factory.mktemp("rounds"), Rounds(replace_worker(patch)))
+        return offline.run_offline_phase(tmp_path_factory.mktemp("rounds"), Rounds(replace_worker(patch)))

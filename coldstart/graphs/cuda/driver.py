@@ -117,7 +117,6 @@ class CudaDriver:
 
     @staticmethod
     def _payload(p: Any, kernel: Kernel) -> bytes:
-        """Return the packed parameters of a kernel node."""
         out = bytearray(kernel.size)
         if kernel.layout and not int(p.kernelParams):  # the launch passed packed parameters (`extra`)
             raise GraphRefusedError(f"the parameters of kernel {kernel.name} cannot be read")

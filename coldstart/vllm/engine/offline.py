@@ -63,12 +63,12 @@ class OfflineEngine:
         vocabulary = self.config.model_config.get_vocab_size()
         return [self.random.randrange(vocabulary) for _ in range(length)]
 
-    def add_request(self, prompt: list[int], tokens: int) -> str:
-        """Add a greedy request that generates exactly `tokens` tokens, and return its id."""
+    def add_request(self, prompt: list[int], output_tokens: int) -> str:
+        """Add a greedy request that generates exactly `output_tokens` tokens, and return its id."""
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
 
-        params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True, detokenize=False)
+        params = SamplingParams(max_tokens=output_tokens, temperature=0.0, ignore_eos=True, detokenize=False)
         name = next(self._ids)
         self.engine.add_request(name, TokensPrompt(prompt_token_ids=prompt), params)
         return name

@@ -70,16 +70,16 @@ class LazyKvRunner(CPUModelRunner):
 class ColdWorker(CPUWorker):
     """vLLM's CPU worker, started from the materialized state in a bundle.
 
-    `fast_path` maps each bundle section to whether it was used. `fallbacks` are the reasons for unused sections.
+    `used_sections` maps each bundle section to whether it was used. `fallbacks` are the reasons for unused sections.
     """
 
-    fast_path: dict[str, bool]
+    used_sections: dict[str, bool]
     fallbacks: list[Fallback]
 
     def init_device(self) -> None:
         super().init_device()
         self.plan = LaunchPlan.current()
-        self.fast_path, self.fallbacks, self.restored, self.warm = {}, [], False, False
+        self.used_sections, self.fallbacks, self.restored, self.warm = {}, [], False, False
         if type(self.model_runner) is CPUModelRunner:
             if reason := compat.check("lazy-kv"):
                 self._fall_back("kv", reason)
@@ -127,7 +127,7 @@ class ColdWorker(CPUWorker):
         compiled.use_portable_kernel_names()
         try:
             compiled.restore_forwards(self.model_runner.model, self._get_rank_directory(directory))
-            self.restored = self.fast_path["compile"] = True
+            self.restored = self.used_sections["compile"] = True
         except Exception as error:  # noqa: BLE001 - a damaged or foreign artifact must not stop a server
             self._fall_back("compile", f"{type(error).__name__}: {error}")
         if built := len(compiled.list_kernels(directory) - kernels):
@@ -155,7 +155,7 @@ class ColdWorker(CPUWorker):
 
     def _fall_back(self, section: str, reason: str) -> None:
         logger.warning("coldstart: %s not used: %s", section, reason)
-        self.fast_path[section] = False
+        self.used_sections[section] = False
         self.fallbacks.append(Fallback(section, reason))
 
     def sleep(self, level: int = 1) -> None:
@@ -199,4 +199,4 @@ class ColdWorker(CPUWorker):
         """Return the restored sections and the fallbacks, for the process that started this server."""
         found = compat.build_worker_report()
         named = [*fallback.encode(self.fallbacks), *found["fallbacks"]]
-        return found | {"fast_path": self.fast_path | found["fast_path"], "fallbacks": named}
+        return found | {"fast_path": self.used_sections | found["fast_path"], "fallbacks": named}

@@ -96,20 +96,20 @@ class SlotHolders:
         if self.parked.pop(request, self) is self and request in self.active:
             self.active.remove(request)
 
-    def activate(self, shown: list[Request], in_flight: Callable[[Request], bool]) -> int:
-        """Activate the `shown` requests, and park the other active ones. Return the number of newly parked requests.
+    def activate_only(self, requests: list[Request], is_in_flight: Callable[[Request], bool]) -> int:
+        """Activate `requests`, and park the other active ones. Return the number of newly parked requests.
 
-        Requests in flight stay active and precede the shown requests, because vLLM skips them and evicts from the end.
+        Requests in flight stay active and precede the others, because vLLM skips them and evicts from the end.
         """
-        kept, staying = set(shown), list[Request]()
+        kept, staying = set(requests), list[Request]()
         dropped = [request for request in self.active if request not in kept]
         if dropped:
-            staying = [request for request in dropped if in_flight(request)]
+            staying = [request for request in dropped if is_in_flight(request)]
             for request in dropped:
                 if request not in staying:
                     self.parked[request] = None
         if self.parked:
-            for request in shown:
+            for request in requests:
                 self.parked.pop(request, None)
-        self.active = staying + shown
+        self.active = staying + requests
         return len(dropped) - len(staying)

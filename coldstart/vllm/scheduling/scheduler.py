@@ -167,7 +167,7 @@ class PolicyScheduler(AsyncScheduler):
         chosen, loads = self.placement.decide(now)
         running = [request for request in chosen if request.status is RUNNING]
         joining = [request for request in chosen if request.status is not RUNNING]
-        self.counters.parks += self.started.activate(running, self.is_in_flight)
+        self.counters.parks += self.started.activate_only(running, self.is_in_flight)
         self.picked_holding.show(joining if len(self.picked_holding) else ())
         self.picked_new.show([*joining, *loads])
         if self.connector is not None:

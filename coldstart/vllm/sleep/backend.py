@@ -28,13 +28,13 @@ from coldstart.vllm.sleep.device import (
     WEIGHTS,
     CudaWeights,
     Device,
-    MemoryFileDevice,
+    MemoryFileBudget,
     MemoryFileWeights,
     free_tensor_pages,
 )
 from coldstart.vllm.sleep.memory import Arena, ArenaPool, ArenaSpaceError
 
-MEMORY_FILES = MemoryFileDevice()
+MEMORY_FILES = MemoryFileBudget()
 """Budget of the memory that replaces GPU memory in a process without a GPU."""
 
 

@@ -49,7 +49,7 @@ class Device(Protocol):
     def unpin(self, address: int) -> None: ...
 
 
-class MemoryFileDevice:
+class MemoryFileBudget:
     """Budget of `capacity` bytes of mapped memory files (None: no limit), which the engines in one process can share."""
 
     def __init__(self, capacity: int | None = None) -> None:
@@ -65,8 +65,8 @@ class MemoryFileDevice:
 class MemoryFileWeights:
     """Weights of one CPU engine in memory files. `move_tensors` moves them there."""
 
-    def __init__(self, device: MemoryFileDevice) -> None:
-        self._device, self._regions, self._mapped = device, list[Region](), set[Region]()
+    def __init__(self, budget: MemoryFileBudget) -> None:
+        self._budget, self._regions, self._mapped = budget, list[Region](), set[Region]()
 
     def move_tensors(self, tensors: Iterable[torch.Tensor]) -> None:
         """Move each tensor's storage to its own memory region. Tensors that share a storage share its region."""
@@ -93,14 +93,14 @@ class MemoryFileWeights:
         return region in self._mapped
 
     def map(self, region: Region) -> None:
-        self._device.reserve(region.size)
+        self._budget.reserve(region.size)
         descriptor = -1
         try:
             descriptor = os.memfd_create("coldstart-device", os.MFD_CLOEXEC)
             os.posix_fallocate(descriptor, 0, region.size)
             map_memory(region.size, descriptor, region.address)
         except OSError:
-            self._device.used -= region.size
+            self._budget.used -= region.size
             raise
         finally:
             if descriptor >= 0:
@@ -111,7 +111,7 @@ class MemoryFileWeights:
         # Keep the addresses reserved, so that nothing else is mapped there.
         map_memory(region.size, at=region.address, access=NO_ACCESS)
         self._mapped.discard(region)
-        self._device.used -= region.size
+        self._budget.used -= region.size
 
     def read(self, region: Region, to: int) -> None:
         ctypes.memmove(to, region.address, region.size)

@@ -128,7 +128,7 @@ def _bases(program: Program, rng: random.Random) -> list[int]:
 
 
 def snapshot(program: Program, placement: Placement) -> Snapshot:
-    """Return the snapshot that record.take would take in that process."""
+    """Return the snapshot that record.create_snapshot would return in that process."""
     builder = GraphBuilder()
     for kernel, fields in program.nodes:
         data = payload(program, kernel, fields, placement.bases, placement.noise)

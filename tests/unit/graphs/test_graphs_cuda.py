@@ -16,7 +16,7 @@ from coldstart.graphs.cuda import driver, modules
 from coldstart.graphs.cuda.modules import ModuleLog, ModuleWatch
 from coldstart.graphs.elf import read_cubin
 from coldstart.graphs.errors import AlteredTableError, DriverError
-from coldstart.graphs.record import take
+from coldstart.graphs.record import create_snapshot
 from tests.support.graphs.images import cubin
 from tests.support.graphs.model import SimModel
 
@@ -31,7 +31,7 @@ def test_launch_attributes_and_flags_of_captured_graphs() -> None:
     assert model.fake.fake_last_flags() == 1 | 8
 
     def refused() -> dict[str, str]:
-        return take(model.driver, model, captured).tables.refused
+        return create_snapshot(model.driver, model, captured).tables.refused
 
     for error, unreadable in ((1, False), (801, False), (999, True)):
         model.fake.fake_attribute_error(8, error)

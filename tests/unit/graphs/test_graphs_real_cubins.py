@@ -8,7 +8,7 @@ from cubins import assembler, cubin
 from coldstart.graphs.api import KernelNode
 from coldstart.graphs.elf import read_cubin
 from coldstart.graphs.record import GraphBuilder
-from coldstart.graphs.tables import Kernel, maps
+from coldstart.graphs.tables import Kernel, find_tensor_map_offsets
 
 pytestmark = pytest.mark.skipif(assembler() is None, reason="no ptxas: Triton is not installed here")
 TILES_SIZE, TILES_MAPS = 640, (128, 384)
@@ -35,6 +35,6 @@ def test_hopper_parameters() -> None:
     builder, kernel = GraphBuilder(), Kernel("reads_tiles", None, layout)
     builder.add_kernel(KernelNode(1, (1, 1, 1), (1, 1, 1), 0, bytes(kernel.size)), kernel)
     builder.finish("one", 1, [1], [])
-    candidates = maps(builder.graphs["one"], [kernel]).tolist()
+    candidates = find_tensor_map_offsets(builder.graphs["one"], [kernel]).tolist()
     assert {at + place for place in TILES_MAPS} | {after} <= set(candidates)
     assert all(any(o <= at and at + 128 <= o + size for o, size in layout) for at in candidates)

@@ -30,7 +30,7 @@ def _spoil(work: Path) -> Callable[[str], None]:
         rows = found.graphs[KEYS[0]].relocations
         symbols = [found.regions[i].symbol for i in rows["region"].tolist()]
         rows["offset"][symbols.index("static:ids")] += 4
-        tables.rewrite(found, bundle)
+        tables.replace_tables(found, bundle)
 
     return between
 
@@ -38,7 +38,7 @@ def _spoil(work: Path) -> Callable[[str], None]:
 def test_a_graph_that_fails_the_proof_is_dropped_and_the_proof_is_of_the_rest(
     here: Here, tmp_path: Path
 ) -> None:
-    directory = offline.make(tmp_path, Rounds(here, between=_spoil(tmp_path)))
+    directory = offline.run_offline_phase(tmp_path, Rounds(here, between=_spoil(tmp_path)))
     found = tables.load(directory)
     assert sorted(found.graphs) == sorted(KEYS[1:]) and "differ" in found.refused[KEYS[0]]
     assert read_proof(directory).proven == KEYS[1:]
@@ -56,7 +56,7 @@ def test_engine_without_output_is_reported_with_its_reason(
             offline.fail(task.record, written)
 
     with pytest.raises(GraphRefusedError, match=reason or written):
-        offline.make(tmp_path, launch)
+        offline.run_offline_phase(tmp_path, launch)
 
 
 def test_layouts_in_which_every_graph_conflicts_are_no_bundle(rounds_bundle: Path, tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_layouts_in_which_every_graph_conflicts_are_no_bundle(rounds_bundle: Pat
     with pytest.raises(
         GraphRefusedError, match=rf"relocated: \S+ and {len(KEYS) - 1} more: a word points elsewhere$"
     ):
-        offline.make(tmp_path, launch)
+        offline.run_offline_phase(tmp_path, launch)
 
 
 # --- contents that the engine rewrites between steps ---
@@ -95,14 +95,16 @@ def test_graphs_over_memory_that_moves_are_refused_and_the_others_proven(
     here: Here, tmp_path: Path, at: int
 ) -> None:
     """Its contents are not stored, so the proof fails for the graphs that need them."""
-    found = tables.load(offline.make(tmp_path, Rounds(here, steps=STEPS, step=_moving("semaphore", at))))
+    found = tables.load(
+        offline.run_offline_phase(tmp_path, Rounds(here, steps=STEPS, step=_moving("semaphore", at)))
+    )
     assert sorted(found.graphs) == sorted(KEYS[1:]) and list(found.refused) == KEYS[:1]
     assert all("restored outputs differ" in reason for reason in found.refused.values())
     with pytest.raises(NotProvenError, match="no graph could be verified"):
-        offline.make(tmp_path / "all", Rounds(here, steps=STEPS, step=_moving("table", at)))
+        offline.run_offline_phase(tmp_path / "all", Rounds(here, steps=STEPS, step=_moving("table", at)))
 
 
 @pytest.mark.parametrize("steps", [0, 1])
 def test_engine_without_observed_steps_proves_no_graph(here: Here, tmp_path: Path, steps: int) -> None:
     with pytest.raises(GraphRefusedError, match=f"{steps} steps after its capture, but 2 are needed"):
-        offline.make(tmp_path, Rounds(here, steps=steps))
+        offline.run_offline_phase(tmp_path, Rounds(here, steps=steps))

@@ -187,7 +187,7 @@ def test_compiled_code_that_cannot_be_restored_is_compiled(
     made = worker(LaunchPlan([], compile_dir=str(tmp_path)))
     made.load_model()
     assert made.fallbacks == [Fallback("compile", REASON)]
-    assert made.fast_path == {"compile": False} and not made.restored
+    assert made.used_sections == {"compile": False} and not made.restored
 
 
 @pytest.mark.vllm

@@ -29,7 +29,7 @@ class Engine:
         self.seed, self.loads, self.reads = seed, 0, 0
         self.model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)).requires_grad_(False)
         self.model.register_buffer("scale", torch.full((4,), 0.5))
-        self.device = device.MemoryFileWeights(memory or device.MemoryFileDevice())
+        self.device = device.MemoryFileWeights(memory or device.MemoryFileBudget())
         self.load()
         self.device.move_tensors([*self.model.parameters(), *self.model.buffers()])
         self.backend, self.cache = backend.ColdstartBackend(arenas), torch.ones(1 << 16)

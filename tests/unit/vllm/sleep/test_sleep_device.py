@@ -20,7 +20,7 @@ SIZE = 1 << 16
 
 
 def test_adopted_tensors_keep_their_values_and_share_storage() -> None:
-    weights = device.MemoryFileWeights(device.MemoryFileDevice())
+    weights = device.MemoryFileWeights(device.MemoryFileBudget())
     base = torch.arange(24, dtype=torch.float32).reshape(4, 6)
     one, other = torch.nn.Parameter(base.t(), requires_grad=False), base[1:]
     weights.move_tensors([one, other])
@@ -36,8 +36,8 @@ def test_adopted_tensors_keep_their_values_and_share_storage() -> None:
     weights.close()
 
 
-def test_memory_file_device_refuses_regions_above_its_capacity() -> None:
-    shared = device.MemoryFileDevice(2 * device.PAGE)
+def test_memory_file_budget_refuses_regions_above_its_capacity() -> None:
+    shared = device.MemoryFileBudget(2 * device.PAGE)
     first, second = device.MemoryFileWeights(shared), device.MemoryFileWeights(shared)
     first.move_tensors([torch.ones(2 * device.PAGE, dtype=torch.uint8)])
     with pytest.raises(MemoryError, match="8192 of 8192 bytes are in use"):
@@ -47,8 +47,8 @@ def test_memory_file_device_refuses_regions_above_its_capacity() -> None:
     assert shared.used == 0
 
 
-def test_memory_file_device_frees_what_a_failed_map_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
-    shared = device.MemoryFileDevice()
+def test_memory_file_budget_frees_what_a_failed_map_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = device.MemoryFileBudget()
     weights = device.MemoryFileWeights(shared)
     weights.move_tensors([torch.ones(1)])
     (region,) = weights.regions()

@@ -131,7 +131,7 @@ def test_a_worker_loads_its_own_weights_when_no_rank_shares_them(
     monkeypatch.setattr(worker.CPUWorker, "load_model", lambda self, **_: loads.append("loaded"))
     monkeypatch.setattr(worker.entry, "register", lambda: None)
     made = worker.ColdWorker.__new__(worker.ColdWorker)
-    made.plan, made.fast_path, made.fallbacks = LaunchPlan([]), {}, []
+    made.plan, made.used_sections, made.fallbacks = LaunchPlan([]), {}, []
     made.model_runner, made.parallel_config = SimpleNamespace(), SimpleNamespace(world_size=1)
     made.load_model()
     assert loads == ["loaded"] and [one.stage for one in made.fallbacks] == ["sharing"]
@@ -144,7 +144,7 @@ def test_an_adopted_worker_reports_that_it_shares_no_weights(
 
     def adopt() -> Any:
         made = worker.ColdWorker.__new__(worker.ColdWorker)
-        made.vllm_config, made.fast_path, made.fallbacks = SimpleNamespace(), {}, []
+        made.vllm_config, made.used_sections, made.fallbacks = SimpleNamespace(), {}, []
         own = executor.ColdExecutor.__new__(executor.ColdExecutor)
         own.vllm_config = SimpleNamespace(kv_transfer_config="of the server")
         own._adopt(SimpleNamespace(worker=made))
