@@ -25,7 +25,7 @@ def test_two_servers_of_one_engine_template(
         shown = json.loads(machine.run("template", "status", "--format", "json"))
         assert [len(template["servers"]) for template in shown["templates"]] == [2]
         machine.run("template", "stop", code=1)
-        assert "2 server(s) forked from this template still run" in machine.error()
+        assert "2 server(s) forked from it are running" in machine.error()
         assert two.tokens() == reference
 
 
