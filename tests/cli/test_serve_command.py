@@ -110,7 +110,7 @@ def test_an_untrusted_bundle_is_named_before_another_one_is_built(
     publish_recorded(model, ARGUMENTS, signed=False)
     said = run(words[0], model, *words[1:], code=3).stderr
     assert "the only one for tiny-llama" in said and "is not trusted" in said
-    assert "hint: coldstart trust add FILE" in said
+    assert "hint: run `coldstart trust add FILE`" in said
 
 
 @pytest.mark.parametrize(("arguments", "end"), [((), ["--"]), (ARGUMENTS, ["--", *ARGUMENTS])])

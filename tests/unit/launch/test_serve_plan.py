@@ -226,5 +226,5 @@ def test_level_that_this_engine_lacks_is_refused(
 
 @pytest.mark.usefixtures("gpu")
 def test_a_built_engine_is_not_forked() -> None:
-    with pytest.raises(RuntimeError, match="CUDA does not survive a fork"):
+    with pytest.raises(RuntimeError, match="CUDA contexts do not survive a fork"):
         template.build_template(LaunchPlan([]), "engine")

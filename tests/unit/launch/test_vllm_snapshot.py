@@ -90,7 +90,7 @@ def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     monkeypatch.setenv(gpu_starts.PLUGINS, str(tools))
     monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
-    for name in ("create_snapshot", "restore_snapshot"):
+    for name in ("build_create_command", "build_restore_command"):
         original = getattr(gpu_starts, name)
         monkeypatch.setattr(
             gpu_starts, name, lambda *given, _original=original: [real, str(script), *_original(*given)[3:]]
@@ -177,7 +177,7 @@ def test_a_snapshot_of_other_arguments_is_not_restored(
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"), [(("--api-key", "k"), "without a key"), ((), "no snapshot of this bundle")]
+    ("words", "reason"), [(("--api-key", "k"), "without an API key"), ((), "no snapshot of this bundle")]
 )
 def test_limits_are_reasons_before_anything_runs(
     start: Callable[..., Server], hub: Lookup, words: tuple[str, ...], reason: str
@@ -203,7 +203,7 @@ def test_a_failed_creation_leaves_no_snapshot(hub: Lookup, monkeypatch: pytest.M
         vllm_snapshot.create(hub, hub.bundle)
     assert not vllm_snapshot.exists(hub, hub.bundle)
     local = replace(hub, model=replace(hub.model, repo_id=None, revision=None))
-    with pytest.raises(CommandFailedError, match="a model of the hub"):
+    with pytest.raises(CommandFailedError, match="a hub model"):
         vllm_snapshot.create(local, hub.bundle)
 
 
@@ -230,4 +230,4 @@ def test_preloaded_weights_are_those_with_the_digest_of_the_model(
     assert found.arguments.value("model_loader_extra_config") == {"socket_dir": str(tuned)}
     asleep = replace(hub, vllm_args=Arguments(("--enable-sleep-mode",)))
     (one,) = fetch.choose_weights_source(asleep, fetch.PRELOADED).fallbacks
-    assert "an engine that sleeps" in one.reason
+    assert "--enable-sleep-mode" in one.reason

@@ -101,7 +101,7 @@ def test_untrusted_bundle_is_not_started(
         lookup = validation.look_up_bundle(materialized.bundle, "my-model", typed)
         (finding,) = explain(materialized.bundle, lookup, source=source)
         assert "is not trusted" in finding.message and "coldstart trust add FILE" in finding.hint
-        assert finding.hint.endswith(f", then {again}{after}")
+        assert finding.hint.endswith(f", then `{again}{after}`")
 
 
 def _overwrite(file: Path) -> None:
