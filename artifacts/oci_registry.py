@@ -68,7 +68,7 @@ class Repository:
         descriptor = oci.describe_blob(data, oci.MANIFEST_TYPE)
         if reference.startswith("sha256:") and descriptor.digest != reference:
             raise RemoteFailedError(
-                f"{self.host} returned a manifest with digest {descriptor.digest} for {reference}"
+                f"{self.host} returned a manifest with digest {descriptor.digest}, expected {reference}"
             )
         return descriptor
 

@@ -86,7 +86,7 @@ def run(
         option(
             "--heartbeat",
             metavar="SECONDS",
-            help="Interval, in seconds, between the comments that keep a waiting response stream open.",
+            help="Seconds between the SSE comments that keep a response stream open while its request waits.",
         ),
     ] = 5.0,
     drain_timeout: Annotated[

@@ -92,7 +92,9 @@ def discard(common: Common) -> None:
     common.out.print_result({"discarded": len(images), "freed_bytes": freed}, f"discarded {len(images)}")
 
 
-@app.command(help="List templates and frozen runtimes. Includes servers forked from templates.")
+@app.command(
+    help="List templates and frozen runtimes. Each template is shown with the servers forked from it."
+)
 @declare()
 def status(common: Common) -> None:
     """Print templates, servers and frozen runtimes."""

@@ -71,7 +71,7 @@ def command(
         typer.Option(
             "--target",
             metavar="URL",
-            help="URL of a server that receives the requests. Repeatable: several servers are compared.",
+            help="URL of a server that receives the requests. Repeat the option to compare several servers.",
         ),
     ] = None,
     model: Annotated[str, typer.Option("--model", help="Model name in every request.")] = "default",
@@ -82,7 +82,7 @@ def command(
         bool,
         typer.Option(
             "--simulate",
-            help="Replay on a simulated engine instead of running servers; implied by --host and --fleet.",
+            help="Replay on a simulated engine instead of on real servers; implied by --host and --fleet.",
         ),
     ] = False,
     profile: Annotated[
@@ -105,7 +105,7 @@ def command(
         typer.Option(
             "--host",
             metavar="FILE",
-            help="TOML file of a multi-model host to simulate. Repeatable: several hosts are compared.",
+            help="TOML file of a multi-model host to simulate. Repeat the option to compare several hosts.",
         ),
     ] = None,
     fleet: Annotated[
@@ -113,7 +113,7 @@ def command(
         typer.Option(
             "--fleet",
             metavar="FILE",
-            help="TOML file of a fleet to simulate. Repeatable: several fleets are compared.",
+            help="TOML file of a fleet to simulate. Repeat the option to compare several fleets.",
         ),
     ] = None,
     slo: Annotated[

@@ -72,7 +72,7 @@ def predict_first_token_s(costs: Costs, ranks: int, full: int) -> float:
 
 
 def predict_tpot_s(costs: Costs, ranks: int, full: int) -> float:
-    """Return the time per output token in seconds (equation 2)."""
+    """Return the time per output token in seconds (ParaServe, equation 2)."""
     return costs.decode_s * compute_slowdown(ranks, full) + costs.hop_s * ranks
 
 

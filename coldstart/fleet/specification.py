@@ -120,8 +120,8 @@ class FleetModel:
             )
         if self.batch < 1 or not 0 <= self.least <= self.most or self.most < 1 or self.idle_s < 0:
             raise UsageError(
-                f"model {self.name}: batch and most must be at least 1, least must be between 0 and most, "
-                "and idle_s must be at least 0"
+                f"model {self.name}: `batch` and `most` must be at least 1, `least` must be between 0 and `most`, "
+                "and `idle_s` must be at least 0"
             )
         if not 0 <= self.held_twice <= 1:
             raise UsageError(
@@ -262,7 +262,8 @@ def _names(place: str, name: str, count: object) -> list[str]:
         return [name]
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise UsageError(
-            f"{place}: count: expected an integer of 1 or more, found {count!r}", hint="write count = 2"
+            f"{place}: count: expected an integer of 1 or more, found {count!r}",
+            hint="use a positive integer, such as `count = 2`",
         )
     return [f"{name}-{number}" for number in range(count)]
 

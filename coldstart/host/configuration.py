@@ -255,7 +255,10 @@ CHANGE_KINDS = ("added", "removed", "changed", "settings")
 
 
 def describe_changes(before: HostFile, after: HostFile) -> dict[str, list[str]]:
-    """Return the names of all, added, removed and changed models, and of changed settings, between two configurations."""
+    """Compare two configurations.
+
+    Return the names of the models in `after`, of the added, removed and changed models, and of the changed settings.
+    """
     old, new = _list_models(before), _list_models(after)
     settings = [field.name for field in fields(after.settings)]
     return {

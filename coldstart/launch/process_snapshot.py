@@ -161,7 +161,9 @@ def thaw(bundle: Bundle, plan: LaunchPlan, cache: Cache, trust: TrustCheck) -> R
             # The image maps the kernels at this path.
             unpack_section(bundle, "compile", _meeting(images).parent, trust, exact=True)
         except OSError as error:
-            raise LaunchRefusedError(f"cannot unpack the kernels that the snapshot maps: {error}") from error
+            raise LaunchRefusedError(
+                f"cannot unpack the compiled kernels that the snapshot needs: {error}"
+            ) from error
     return restore_template(images, plan)
 
 

@@ -164,7 +164,7 @@ class Assembly:
             raise CommandFailedError([*cause, end, *exits.read_log_tail(log).splitlines()])
 
     def weights(self) -> None:
-        """Hash each tensor and chunk of the weights, and write the digest to `modelinfo`."""
+        """Hash the weights into a weights plan, write it as a section, and store its digest in `modelinfo`."""
         assert self.model.path is not None  # ensure_weights has set it
         with self._stage("hash the weights"):
             plan = weights.plan(self.model.path, self.records)

@@ -135,6 +135,7 @@ class MaterializationPlan:
         """Build and publish the bundle, or return the existing one. Raises the same errors as `materialize`.
 
         Args:
-            on_progress: Entered around each stage; None reports no progress.
+            on_progress: Takes the name of a stage and returns a context manager, which is entered while that stage runs. None
+                reports no progress.
         """
         return materialize(self.lookup, self.options, on_progress or no_progress)

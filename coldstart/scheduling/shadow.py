@@ -92,7 +92,10 @@ class Shadow:
         self._requests.append(request)
 
     def predict(self) -> Prediction | None:
-        """Predict how the other order would serve the recent requests, or return None if there are fewer than MIN_REQUESTS."""
+        """Predict how the order that the server does not use would have served the recent requests.
+
+        Return None if there are fewer than MIN_REQUESTS.
+        """
         requests = sorted(self._requests)
         if len(requests) < MIN_REQUESTS:
             return None

@@ -94,7 +94,10 @@ def read_record(kind: str, place: Path, made_by: str) -> Mapping[str, Sequence[i
 
 
 def find_change(stamps: Mapping[str, Sequence[int]], place: Path, participle: str) -> str | None:
-    """Return the first change to `place` since it was `participle` ("created"), or why others can write to it, or None."""
+    """Describe the first entry of `place` that has changed since `stamps` were taken, or that other users can write to.
+
+    Return None if there is none. `participle` is what was done to `place` at that time, such as "created", for the message.
+    """
     present = dict(_walk_entries(place))
     for name, stamp in stamps.items():
         if name not in present:

@@ -199,7 +199,7 @@ def coldstart_command() -> list[str]:
 
 
 def baseline_variables(subject: ModelUnderTest) -> dict[str, str]:
-    """Return those environment variables that a careful user sets for plain vLLM and that are not set yet."""
+    """Return the environment variables that a careful user would set for plain vLLM, except those that are already set."""
     variables = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if subject.is_local:
         variables |= {"HF_HUB_OFFLINE": "1"}

@@ -1,7 +1,8 @@
 """Render findings as text, JSON, JUnit XML and GitHub workflow commands.
 
 JUnit: <testsuites>/<testsuite>/<testcase>/<failure>, as CI systems read it (Ant's JUnit report). GitHub: `::error
-title=...::message`. %, CR and LF are escaped, and in properties also : and , ("Workflow commands").
+title=...::message`. `%`, CR and LF are escaped everywhere, and `:` and `,` in the values of properties ("Workflow commands" in
+the documentation of GitHub Actions).
 """
 
 from __future__ import annotations

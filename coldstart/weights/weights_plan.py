@@ -1,7 +1,7 @@
 """Build the weights plan of a model directory and compute its digest.
 
 One pass over each safetensors file hashes tensors and 16 MiB chunks. A chunk digest verifies one byte range without the
-rest of the file. A tensor digest verifies a tensor if only parts of its chunks are fetched.
+rest of the file. A tensor digest verifies a tensor even if the chunks that it overlaps were fetched in part.
 
 The digest of the plan identifies the weights by content. It is cached together with the sizes and times of the files, as
 in git's index, so that unchanged files are hashed only once.

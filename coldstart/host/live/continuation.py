@@ -113,7 +113,7 @@ class Continuation:
 
     @property
     def is_resumable(self) -> bool:
-        """Return whether another server can continue from here, or whether nothing is left to send."""
+        """Return whether the stream can be resumed: another server can continue from here, or nothing is left to send."""
         if self._diverged or self._foreign:
             return False
         # Tokens after `clean_count` are sampled again, so the client must not have received any part of them.

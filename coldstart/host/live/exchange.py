@@ -177,7 +177,7 @@ class Exchange:
             chunk = await answer.read_chunk()
             # Only a response that has arrived completely is checked; a longer one would have to be buffered.
             if not self.is_streaming and answer.is_complete and _is_aborted(chunk):
-                raise AbortedError("the server aborted the request when it ended")
+                raise AbortedError("the server shut down and aborted the request")
             ticket.record_first_chunk()
             if not later:
                 await self._begin_answer(answer, replica, ticket)

@@ -79,11 +79,11 @@ class Channel:
         return list(map(_parse_object, lines))
 
     def receive_request(self) -> dict[str, Any]:
-        """Wait up to PATIENCE_S seconds for a client's request, and return it. A client may send only one message at first.
+        """Wait up to PATIENCE_S seconds for a request, and return it. No second message may follow before the response.
 
         Raises:
-            MalformedMessageError: The message is truncated, longer than MAX_REQUEST bytes, too slow, or followed by
-                another one.
+            MalformedMessageError: The request is truncated, longer than MAX_REQUEST bytes, not received in time, or followed
+                by another message.
         """
         deadline = time.monotonic() + PATIENCE_S
         while select.select([self.socket], [], [], max(0.0, deadline - time.monotonic()))[0]:

@@ -145,7 +145,11 @@ def is_sealed(descriptor: int) -> bool:
 
 
 def adopt(region: Region, descriptor: int, places: Places) -> bool:
-    """Back a region with the file if the file has the same bytes, and return whether it has. Raises OSError, ValueError."""
+    """Map `region` onto the memory file `descriptor` if that contains the same bytes. Return whether it was mapped.
+
+    Raises:
+        OSError, ValueError: The file cannot be mapped.
+    """
     place = places.get(fingerprint(region))
     if place is None or place.size != region.size:
         return False

@@ -20,7 +20,7 @@ from coldstart.system.devices.parking import Parking, ParkingError
 class ParkedEngine:
     """Sleeping vLLM engine whose ranks can leave their GPUs.
 
-    `reason` states why the engine is only asleep, and is None if it is parked.
+    `reason` is why the engine could not be parked, or None if the last attempt succeeded.
     """
 
     def __init__(self, engine: Any, parking: Parking) -> None:

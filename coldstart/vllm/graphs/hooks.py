@@ -34,7 +34,7 @@ def check_runner(runner: Any) -> None:
     if parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1:
         raise GraphRefusedError("cannot restore graphs of several ranks: they contain collectives")
     if getattr(runner, "use_aux_hidden_state_outputs", False):
-        raise GraphRefusedError("cannot record graphs: a draft model reads the outputs of inner layers")
+        raise GraphRefusedError("cannot record graphs: a draft model reads outputs of intermediate layers")
     if runner.vllm_config.use_cumem_cudagraph_pool:
         raise GraphRefusedError(
             "cannot record graphs with --sleep-mode-offload-cudagraph: they are captured into the sleep mode's pool"

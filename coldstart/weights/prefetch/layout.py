@@ -1,8 +1,8 @@
 """Shared region of a checkpoint: its memory, the offset of each file in it, and all checks.
 
-A check is a range of bytes in one file with a digest. Checks are numbered in the order of files and bytes, and client and
-prefetcher refer to bytes by these numbers. Invariant: every byte belongs to one check, and each tensor consists of
-complete checks.
+A check is a byte range of one file and its digest. Checks are numbered file by file, in the order of their offsets, and the
+client and the prefetcher refer to byte ranges by these numbers. Invariant: every byte belongs to exactly one check, and each
+tensor consists of whole checks.
 """
 
 from __future__ import annotations

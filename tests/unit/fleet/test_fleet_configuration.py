@@ -80,7 +80,7 @@ def test_a_bad_member_is_named(path: tuple[str, ...], value: object, said: str) 
     ("member", "value", "hint"),
     [
         ("batch", 1.5, "use a value such as 4"),
-        ("count", 0, "write count = 2"),
+        ("count", 0, "use a positive integer, such as `count = 2`"),
         ("size", "apples", "use a number of bytes, or a size such as 14GiB"),
         ("overlap", "most", "use a value such as sequential or full"),
     ],
