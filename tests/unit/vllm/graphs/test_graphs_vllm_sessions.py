@@ -96,7 +96,7 @@ def test_a_bundle_of_another_engine_and_a_capture_for_profiling_restore_nothing(
             "collectives",
         ),
         ({"vllm_config": SimpleNamespace(use_cumem_cudagraph_pool=True)}, "--sleep-mode-offload-cudagraph"),
-        ({"use_aux_hidden_state_outputs": True}, "inner layers"),
+        ({"use_aux_hidden_state_outputs": True}, "intermediate layers"),
     ],
 )
 def test_graphs_of_an_engine_that_is_not_supported_are_captured_and_not_recorded(
