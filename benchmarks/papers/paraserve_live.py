@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from math import inf
@@ -29,6 +29,7 @@ from coldstart.fleet.specification import FleetSettings, ServerSpec
 from coldstart.host.launches import Launch
 from coldstart.system.paths import Cache
 from tests.support import range_server  # type: ignore[import-not-found]
+from tests.tools.memory import measure_private_bytes  # type: ignore[import-not-found]
 
 SHAPE, RANKS, NAME, TTFT_S, FETCH_S = "8-layers", 2, "m", 12.0, 15.6
 FIT = load("fleet-cold-ttft")["fit"]
@@ -85,14 +86,11 @@ async def ask(fleet: LinkedFleet, tokens: int, number: int = 0) -> Heard:
     return heard
 
 
-def memory_of(fleet: LinkedFleet, node: str) -> int:
+def measure_node_bytes(fleet: LinkedFleet, node: str) -> int:
     """Return the memory of all processes in the namespace of a node, without pages that files back."""
-    total, command = 0, ["ip", "netns", "pids", fleet.links.within(node)[3]]
-    for pid in subprocess.run(command, capture_output=True, text=True, check=True).stdout.split():
-        with suppress(OSError):
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-            total += sum(int(x.split()[1]) << 10 for x in lines if x.startswith(("Pss_Anon:", "Pss_Shmem:")))
-    return total
+    command = ["ip", "netns", "pids", fleet.links.within(node)[3]]
+    pids = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    return int(measure_private_bytes(map(int, pids)))
 
 
 @contextmanager
@@ -102,7 +100,7 @@ def watching(fleet: LinkedFleet, found: dict[str, list[int]]) -> Iterator[None]:
     async def watch() -> None:
         while True:
             for node in fleet.nodes:
-                found.setdefault(node, []).append(await asyncio.to_thread(memory_of, fleet, node))
+                found.setdefault(node, []).append(await asyncio.to_thread(measure_node_bytes, fleet, node))
             await asyncio.sleep(0.5)
 
     task = asyncio.create_task(watch())

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 from tools.machine import TRACED, Machine, Served
+from tools.memory import measure_private_bytes
 from tools.streams import LOCAL, begin_stream, finish_stream, post
 
 from coldstart.contract import handover
@@ -90,10 +91,8 @@ class Peak:
         self.bytes, self._end = 0, Event()
 
     def measure(self) -> int:
-        total = 0
-        for process in psutil.Process().children(recursive=True):
-            if process.pid not in self._apart:
-                total += _private_bytes(process.pid)
+        pids = {process.pid for process in psutil.Process().children(recursive=True)}
+        total = measure_private_bytes(pids - self._apart)
         self.bytes = max(self.bytes, total)
         return total
 
@@ -109,14 +108,6 @@ class Peak:
     def __exit__(self, *_: object) -> None:
         self._end.set()
         self._thread.join()
-
-
-def _private_bytes(pid: int) -> int:
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:  # it has just ended
-        return 0
-    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
 
 
 def _stream(source: Served, model: Path, request: str) -> tuple[Continuation, Any]:
