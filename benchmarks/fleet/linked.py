@@ -41,6 +41,7 @@ from coldstart.host.live.log import Log
 from coldstart.host.live.messages import build_auth_header
 from coldstart.host.live.servers import ModelServer, Starter, stop_by_force
 from coldstart.host.live.starter import StartOrder
+from coldstart.launch import completions
 from coldstart.system.ipc import addresses
 from coldstart.system.paths import Cache
 from coldstart.validate.launchers import coldstart_command
@@ -100,10 +101,9 @@ class LinkedNode(node.NodeServers):
 
 @dataclass
 class Heard:
-    """What a client received of a stream: token ids and text, and the time of each event with text or tokens."""
+    """What a client received of a stream: token ids where it asked for them, and the time of each event with a choice."""
 
     ids: list[int] = field(default_factory=list)
-    text: str = ""
     times: list[float] = field(default_factory=list)
     began: float = 0.0
     counted: int = 0
@@ -113,15 +113,17 @@ class Heard:
     def take(self, line: bytes) -> None:
         """Record a line of the stream."""
         self.whole = self.whole or line.startswith(b"data: [DONE]")
-        if not line.startswith(b"data: {"):
+        try:
+            event = completions.parse_event(line)
+        except completions.ServerError as error:
+            self.error = self.error or str(error)
             return
-        said = json.loads(line[6:])
-        self.error = self.error or str(said.get("error", ""))[:300]
-        self.counted = (said.get("usage") or {}).get("completion_tokens", self.counted)
-        for choice in said.get("choices", ()):
+        if event is None:
+            return
+        self.counted = event.usage.get("completion_tokens", self.counted)
+        if event.choice:
             self.times.append(time.monotonic())
-            self.text += choice["text"]
-            self.ids += choice.get("token_ids") or []
+            self.ids += event.token_ids
 
 
 class LinkedFleet:

@@ -81,7 +81,9 @@ async def cold(ranks: int, workers: int = 1, *, consolidate: bool = True) -> Asy
 
 async def ask(fleet: LinkedFleet, tokens: int, number: int = 0) -> Heard:
     body = {"model": NAME, "prompt": [100 + number, *range(200, 260)], "max_tokens": tokens}
-    heard = await fleet.stream(body | {"temperature": 0, "ignore_eos": True}, Heard())
+    heard = await fleet.stream(
+        body | {"temperature": 0, "ignore_eos": True, "return_token_ids": True}, Heard()
+    )
     assert heard.whole and not heard.error, heard.error
     return heard
 
@@ -127,7 +129,7 @@ async def generate(*, consolidate: bool) -> dict[str, Any]:
             "choice": launched.get("choice"),
             "ranks": len(launched["servers"]),
             "moved": moved,
-            "text": heard.text,
+            "ids": heard.ids,
         }
         return found | {"peak_factor": factor, "weights": spec.size, "memory": memory, "times": times}
 
