@@ -6,8 +6,9 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import quantiles
 from typing import Any
 
 from coldstart.bench import facts
@@ -47,6 +48,12 @@ def parser(documentation: str | None) -> argparse.ArgumentParser:
     """Return a parser whose help shows the docstring of the benchmark unchanged."""
     form = argparse.RawDescriptionHelpFormatter
     return argparse.ArgumentParser(description=documentation, formatter_class=form)
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Return number, median, quartiles and range of the values."""
+    low, middle, high = quantiles(values, n=4)
+    return {"n": len(values), "p50": middle, "p25": low, "p75": high, "min": min(values), "max": max(values)}
 
 
 def load(name: str, results: Path = RESULTS) -> Any:

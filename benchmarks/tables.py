@@ -17,13 +17,7 @@ from benchmarks.common import RESULTS, ROOT, load
 from benchmarks.start import chart
 
 # Parts that an explanation page repeats, by result and mark.
-QUOTED = {
-    "docs/explanation/paraserve.md": (("fleet-cold-ttft", "cold-ttft"),),
-    "docs/explanation/mcache.md": (
-        ("model-cache-simulated", "policies"),
-        ("model-cache-simulated", "verdict"),
-    ),
-}
+QUOTED = {"docs/explanation/paraserve.md": (("fleet-cold-ttft", "cold-ttft"),)}
 CLAIMS = ("papers", "start", "scheduling", "host", "fleet")
 Cell = str | Callable[[Any], object]
 """A format string over a mapping, such as "{gap[worst_s]:.2f} s", or a function of it."""

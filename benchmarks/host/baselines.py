@@ -1,10 +1,6 @@
-"""Caches for comparison: GDSF and SRRIP as policies, LFU and ARC of libCacheSim.
+"""Caches for comparison with the host's policies: SRRIP as a policy, LFU and ARC of libCacheSim.
 
-GDSF (Cherkasova 1998; FaasCache uses it for warm functions) has the miss penalty as cost: H = L + F * P / S. F counts the
-uses since the load; L is the H of the last victim and ages the others. libCacheSim's has no penalty.
 SRRIP: Jaleel et al., ISCA 2010, hit priority.
-
-As a program the module is `coldstart` with GDSF as a policy of the host: python -m benchmarks.host.baselines host ...
 """
 
 from __future__ import annotations
@@ -18,19 +14,18 @@ from coldstart.host.policies.protocol import Costs, Policy, take_first
 class ShadowCache:
     """Cache of metadata that must receive every request: loads take no time, and no model is in use.
 
-    `cost_s` sums the penalties of misses in seconds; `hits` and `requests` count.
+    `cost_s` sums the penalties of misses in seconds; `hits` counts.
     """
 
     def __init__(self, policy: Policy, costs: Costs, capacity: int) -> None:
         self.policy, self.costs, self.capacity = policy, costs, capacity
         self.resident: set[str] = set()
-        self.used = self.requests = self.hits = 0
+        self.used = self.hits = 0
         self.cost_s = 0.0
 
     def request(self, model: str, now: float) -> float:
         """Process one request; return the seconds lost, 0 on a hit. A model above the capacity is never retained."""
         resident = model in self.resident
-        self.requests += 1
         self.hits += resident
         self.policy.record_request(model, now, resident)
         if resident:
@@ -54,37 +49,6 @@ class ShadowCache:
         self.resident.remove(model)
         self.used -= self.costs[model].memory
         self.policy.record_eviction(model, now)
-
-
-class GDSF:
-    """GDSF policy: evicts the model with the smallest H; of equals the least recently used."""
-
-    def __init__(self, costs: Costs, capacity: int) -> None:
-        self.costs, self._clock = costs, 0.0
-        self._uses: dict[str, int] = {}
-        self._value: dict[str, float] = {}
-
-    def record_request(self, model: str, now: float, resident: bool) -> None:
-        if resident:
-            self._touch(model)
-
-    def record_load(self, model: str, now: float) -> None:
-        self._touch(model)
-
-    def _touch(self, model: str) -> None:
-        self._uses[model] = self._uses.get(model, 0) + 1
-        # Reinsert: the order of the dictionary decides among equals.
-        self._value.pop(model, None)
-        self._value[model] = self._clock + self._uses[model] * self.costs[model].density
-
-    def record_eviction(self, model: str, now: float) -> None:
-        self._clock = max(self._clock, self._value.pop(model, 0.0))
-        self._uses.pop(model, None)
-
-    def choose_victims(self, free: Collection[str], need: int, now: float) -> Sequence[str]:
-        members = set(free)
-        order = sorted((m for m in self._value if m in members), key=self._value.__getitem__)
-        return take_first(order, need, self.costs)
 
 
 class SRRIP:
@@ -118,7 +82,7 @@ class SRRIP:
 
 
 class LibCache:
-    """Cache of libCacheSim with the members of ShadowCache that the figures read.
+    """Cache of libCacheSim.
 
     Sizes are in thousandths of the capacity, because its ARC moves the target by single units.
     """
@@ -130,37 +94,18 @@ class LibCache:
         self._cache = getattr(libcachesim, name.upper())(cache_size=1000, hashpower=12)
         self._numbers = {model: number for number, model in enumerate(costs)}
         self._sizes = {model: max(1, round(1000 * cost.memory / capacity)) for model, cost in costs.items()}
-        self.costs, self.requests, self.hits, self.cost_s = costs, 0, 0, 0.0
+        self.costs = costs
 
     def request(self, model: str, now: float) -> float:
         """Process one request; return the seconds lost, 0 on a hit."""
         self._request.obj_id, self._request.obj_size = self._numbers[model], self._sizes[model]
-        self._request.clock_time = self.requests
-        hit = self._cache.get(self._request)
-        lost = 0.0 if hit else self.costs[model].penalty_s
-        self.requests, self.hits, self.cost_s = self.requests + 1, self.hits + hit, self.cost_s + lost
-        return lost
-
-
-LIBRARY = ("lfu", "arc")
-OWN = {**POLICIES, "gdsf": GDSF, "srrip": SRRIP}
-NAMES = ("lru", *LIBRARY, "srrip", "gdsf", "iam", "predictive")
+        self._request.clock_time += 1
+        return 0.0 if self._cache.get(self._request) else self.costs[model].penalty_s
 
 
 def cache(name: str, costs: Costs, capacity: int) -> ShadowCache | LibCache:
-    """Return an empty cache of `capacity` bytes under one of `NAMES`."""
-    if name in LIBRARY:
+    """Return an empty cache of `capacity` bytes: "lfu", "arc", "srrip" or a policy of the host."""
+    if name in ("lfu", "arc"):
         return LibCache(name, costs, capacity)
-    return ShadowCache(OWN[name](costs, capacity), costs, capacity)
-
-
-def main() -> None:
-    """Run `coldstart` with GDSF among the host's policies."""
-    from coldstart.commands import cli
-
-    POLICIES["gdsf"] = GDSF
-    cli.main()
-
-
-if __name__ == "__main__":
-    main()
+    policy = {**POLICIES, "srrip": SRRIP}[name]
+    return ShadowCache(policy(costs, capacity), costs, capacity)

@@ -25,8 +25,7 @@ from random import Random
 from statistics import fmean
 
 from benchmarks.common import load
-from benchmarks.host.baselines import NAMES, cache
-from benchmarks.host.families import GB, Arrivals, capacity
+from benchmarks.host.baselines import cache
 from benchmarks.papers import Experiment, Found, run
 from coldstart.host.policies import ModelCost
 
@@ -39,7 +38,7 @@ SIZES_GB = {
     "T5": 2.95,
     "GPT-2": 3.1,
 }
-COSTS = {name: ModelCost(round(size * GB), 1.0 + size / 0.1) for name, size in SIZES_GB.items()}
+COSTS = {name: ModelCost(round(size * 10**9), 1.0 + size / 0.1) for name, size in SIZES_GB.items()}
 SLOWEST = sorted(COSTS, key=lambda name: -COSTS[name].penalty_s)
 SEEDS, WORKLOADS, SHARES = range(6), ("random", "round-robin", "quantile", "quantile-r"), (0.2, 0.4, 0.6, 0.8)
 WINDOW_S, WINDOWS, SERVICES, REQUESTS, SPREAD = 600.0, 6, 108, 2389, 1.5
@@ -50,6 +49,9 @@ PAPER3 = {
     0.8: (4.38, 2.57, 2.23, 2.01, 1.68),
 }
 BASELINES = ("lfu", "lru", "arc", "srrip")
+POLICIES = (*BASELINES, "iam", "predictive")
+Arrivals = list[tuple[float, str]]
+"""Time in seconds and model of each request."""
 
 
 def arrivals(kind: str, seed: int) -> Arrivals:
@@ -80,9 +82,9 @@ def _round(value: float, random: Random) -> int:
 @once
 def loads(kind: str, share: float, policy: str) -> list[list[float]]:
     """Return for each seed the loading time of each request in seconds, 0 on a hit."""
-    size, found = capacity(COSTS, share), []
+    sizes, found = [cost.memory for cost in COSTS.values()], []
     for seed in SEEDS:
-        replayed = cache(policy, COSTS, size)
+        replayed = cache(policy, COSTS, max(round(share * sum(sizes)), *sizes))
         found.append([replayed.request(model, now) for now, model in arrivals(kind, seed)])
     return found
 
@@ -137,7 +139,7 @@ def figure8() -> Found:
 def figure9() -> Found:
     """Hit ratio, workload random."""
     hits = {
-        s: {n: fmean(fmean(x == 0 for x in one) for one in loads("random", s, n)) for n in NAMES}
+        s: {n: fmean(fmean(x == 0 for x in one) for one in loads("random", s, n)) for n in POLICIES}
         for s in SHARES
     }
     return [

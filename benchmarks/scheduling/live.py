@@ -33,8 +33,7 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks.common import about, finish, parser
-from benchmarks.host.live import spread
+from benchmarks.common import about, finish, parser, spread
 from coldstart.bench import facts
 from coldstart.lab.live import VOCABULARY
 from coldstart.lab.plan import generate_prompt
