@@ -32,14 +32,12 @@ from benchmarks.papers.engine import (
     mlfq,
 )
 from benchmarks.papers.lengths import Sizes, alpaca, arrive, sharegpt
-from benchmarks.papers.workloads import check
 from coldstart.scheduling.job import Job
 from coldstart.scheduling.mlfq import SkipJoinMlfq
 from coldstart.scheduling.profile import IterationProfile
 from coldstart.scheduling.settings import SchedulerSettings
 
 BATCH, SLO_S, COUNT, MANY = 16, 0.3, 160, 1000
-WORKLOADS = 10_000
 FORMS = {"FastServe": mlfq(), "FastServe, alpha 60 s": mlfq(60.0), "tempered": mlfq(form="tempered")}
 SYSTEMS: dict[str, dict[str, Any]] = {
     "FasterTransformer": {"order": fcfs, "whole": True},
@@ -131,42 +129,23 @@ EXAMPLE = ((0.5, 1.0), (2.5, 1.25), (0.25, 0.5))
 UNIT = IterationProfile.create([(1, 1.0)], [(1, 1.0)])
 
 
-def serve_example(order: Policy) -> tuple[float, float]:
-    """Return the average latency of the example, one job at a time, and the longest time of a job without service."""
+def serve_example(order: Policy) -> float:
+    """Return the average latency of the example, one job at a time."""
     jobs = [_Timed(str(i), 0.0, 1, times=(a, b / 2, b / 2)) for i, (a, b) in enumerate(EXAMPLE)]
-    now, waited, ends = 0.0, 0.0, []
-    served = dict.fromkeys(jobs, 0.0)
+    now, ends = 0.0, []
     for job in jobs:
         order.add(job, now)
     while len(order):
         order.tick(now, 1)
         job = cast(_Timed, next(iter(order)))
-        waited, seconds = max(waited, now - served[job]), job.times[job.generated]
+        seconds = job.times[job.generated]
         now, job.generated = now + seconds, job.generated + 1
-        served[job] = now
         if job.generated == len(job.times):
             order.remove(job)
             ends.append(now)
         else:
             order.add_service(job, seconds, now)
-    return fmean(ends), waited
-
-
-def random_workloads() -> Found:
-    """Both forms of the queues on the example of figure 7 with a starvation limit, and on random workloads."""
-    rows, details = [], {}
-    for form in ("paper", "tempered"):
-        settings = SchedulerSettings(first_quantum_s=1.0, levels=4, alpha_s=3.0, mlfq=form)
-        latency, waited = serve_example(SkipJoinMlfq(UNIT, settings))
-        found = details[form] = check(range(WORKLOADS), form)
-        shown = {
-            "figure 7 with a limit of 3: average latency, longest wait": f"{latency:.2f}, {waited:.2f}",
-            "random workloads with a broken invariant": f"0 of {found['workloads']}",
-            "evictions of a request, mean and most": f"{found['evictions_per_request']:.2f}, {found['most_evictions']}",
-            "longest wait of a workload, mean and most": f"{found['mean_wait_s']:.2f} s, {found['longest_wait_s']:.2f} s",
-        }  # fmt: skip
-        rows += [(f"{what} ({form})", "not given", ours) for what, ours in shown.items()]
-    return rows, details
+    return fmean(ends)
 
 
 def figure7() -> Found:
@@ -180,7 +159,7 @@ def figure7() -> Found:
     }
     paper = dict(zip(ours, (4.23, 5, 3.3, 3), strict=True))
     return [
-        (f"average latency, {name}", f"{paper[name]:g}", f"{serve_example(order)[0]:.2f}")
+        (f"average latency, {name}", f"{paper[name]:g}", f"{serve_example(order):.2f}")
         for name, order in ours.items()
     ], {"jobs": EXAMPLE}
 
@@ -358,14 +337,6 @@ EXPERIMENTS = {
         "proactive and reactive swapping, recomputation", f"ShareGPT lengths; {SETUP}; link 20 GB/s", "loads 0.8, 1.2 and 2",
         "How much is swapped depends on the number of started requests, which alpha bounds. Copies take milliseconds and"
         " iterations 30 ms, so that waiting for copies costs less here.", measure=figure15,
-    ),
-    "random": Experiment(
-        "invariants of both forms",
-        f"the example of figure 7, and {WORKLOADS:,} random workloads of 2 to 12 requests; OPT-2.7B as a roofline",
-        "batches 1 to 4, KV memory for one request to all, three ways of keeping KV, starvation limits 0.05, 0.3 and 2 s",
-        "The paper has no such experiment. The invariants are those of `benchmarks/papers/workloads.py`. A request can be"
-        " evicted again after each promotion, and the tempered form promotes less often.",
-        measure=random_workloads,
     ),
 }  # fmt: skip
 

@@ -14,7 +14,7 @@ from random import Random
 
 from pandas import read_csv
 
-from benchmarks.traces import HERE
+from benchmarks.common import HERE
 from coldstart.lab.plan import generate_gamma_gaps
 
 Sizes = list[tuple[int, int]]
@@ -24,7 +24,7 @@ LONGEST = 2048
 
 
 def alpaca(count: int, seed: int = 1) -> Sizes:
-    rows = read_csv(HERE / "alpaca_lengths.csv")[["prompt", "output"]].to_numpy().tolist()
+    rows = read_csv(HERE / "traces" / "alpaca_lengths.csv")[["prompt", "output"]].to_numpy().tolist()
     return Random(seed).choices([(prompt, output) for prompt, output in rows], k=count)
 
 

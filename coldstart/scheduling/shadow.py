@@ -66,11 +66,9 @@ class QueueModel:
     kv_tokens: int
     context_s: float | None = None
 
-    def replay(
-        self, requests: Sequence[FinishedRequest], key: SortKey, kind: type[QueueReplay] | None = None
-    ) -> ReplayedTimes:
+    def replay(self, requests: Sequence[FinishedRequest], key: SortKey) -> ReplayedTimes:
         """Replay requests, which must be in order of arrival. A request that exceeds the KV memory runs alone."""
-        run = (kind or QueueReplay)(self, requests, key)
+        run = QueueReplay(self, requests, key)
         while run.step():
             pass
         ttft_s, latency_s = (
