@@ -11,8 +11,6 @@ Result: real-model-cpu.json
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 from benchmarks.common import RESULTS, finish
@@ -47,26 +45,21 @@ COMMANDS = {
     "serve-template": f"coldstart serve ./smollm2 --port {PORT}",
     "stop": "coldstart template stop",
 }
-REFERENCE = """
-import json, sys
-from torch import float32
-from transformers import AutoModelForCausalLM, AutoTokenizer
-directory, count, *prompts = sys.argv[1:]
-tokenizer = AutoTokenizer.from_pretrained(directory)
-model = AutoModelForCausalLM.from_pretrained(directory, dtype=float32)
-model.generation_config.eos_token_id = None
-for prompt in prompts:
-    given = tokenizer(prompt, return_tensors="pt")
-    made = model.generate(**given, max_new_tokens=int(count), do_sample=False)
-    print(json.dumps(made[0, given["input_ids"].shape[1]:].tolist()))
-"""
 
 
 def expected_tokens(directory: Path) -> list[list[int]]:
     """Return the greedy tokens of transformers after each of PROMPTS."""
-    command = [sys.executable, "-c", REFERENCE, str(directory), str(TOKENS), *PROMPTS]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return [json.loads(line) for line in printed.splitlines()]
+    from torch import float32
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=float32)
+    model.generation_config.eos_token_id = None
+    prompts = [tokenizer(prompt, return_tensors="pt") for prompt in PROMPTS]
+    answers = [model.generate(**one, max_new_tokens=TOKENS, do_sample=False)[0] for one in prompts]
+    return [
+        answer[one["input_ids"].shape[1] :].tolist() for one, answer in zip(prompts, answers, strict=True)
+    ]
 
 
 def served_tokens(port: int = PORT) -> list[list[int]]:
@@ -84,17 +77,10 @@ def main() -> None:
 
     printed = transcript.run_all(COMMANDS, measure)
     expected = expected_tokens(Path("smollm2"))
-    rows = [
-        {"prompt": prompt, "transformers": tokens} for prompt, tokens in zip(PROMPTS, expected, strict=True)
-    ]
+    rows = [{"prompt": one, "transformers": tokens} for one, tokens in zip(PROMPTS, expected, strict=True)]
     equal = {mode: tokens == expected for mode, tokens in answers.items()}
-    document = {
-        "versions": facts.list_versions(),
-        "prompts": rows,
-        "equal": equal,
-        "printed": printed,
-    }
-    finish(RESULT.stem, document)
+    versions = facts.list_versions()
+    finish(RESULT.stem, {"versions": versions, "prompts": rows, "equal": equal, "printed": printed})
     assert all(equal.values()), answers
 
 
