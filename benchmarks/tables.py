@@ -24,8 +24,8 @@ COLD, FLEET, HOST = (
 )
 LONGEST_LINE = 240
 """Longest line of a command's output in characters."""
-# Targets: throughput through the gateway over direct, CPU time of a step over that of first come, first served.
-THROUGHPUT, STEP = 0.97, 1.01
+# Target of the throughput through the gateway over direct.
+THROUGHPUT = 0.97
 # Targets of moves: gap in seconds (median, 95 %), CPU time of loaded KV over computed KV, number of faults.
 GAP_S, GAP_95_S, CPU_RATIO, FAULTS = 0.15, 0.3, 0.1, 200
 START_MODES = """\
@@ -133,20 +133,9 @@ def compare_tokens(result: Row) -> str:
     return f"{len(result['prompts'])} prompts, {count} tokens: {modes}; measured {result['date'][:10]}."
 
 
-def describe_quartiles(spread: Row, digits: int = 2, unit: str = "x") -> str:
+def describe_gain(spread: Row) -> str:
     """Return the median, and the quartiles."""
-    return f"{spread['p50']:.{digits}f}{unit} ({spread['p25']:.{digits}f} to {spread['p75']:.{digits}f})"
-
-
-def judge_step(result: Row) -> str:
-    """Return the CPU time of a step by deadline against its target, and the noise."""
-    of = {one["scheduler"]: one["ratio"] for one in result["step"]["schedulers"]}
-    deadline, again = of["deadline"], of["fcfs again"]
-    return (
-        f"A step by deadline takes {deadline['p50']:.3f} times the CPU time of one by arrival, target at most {STEP}:"
-        f" {judge(deadline['p50'] <= STEP)}. The second server by arrival shows the noise: {again['p50']:.3f}, quartiles"
-        f" {again['p25']:.3f} and {again['p75']:.3f}."
-    )
+    return f"{spread['p50']:.2f}x ({spread['p25']:.2f} to {spread['p75']:.2f})"
 
 
 def measure_gateway(result: Row) -> Iterator[tuple[str, str]]:
@@ -257,19 +246,11 @@ BURSTS = Table(
     {
         "scheduler": "{scheduler}",
         "mean TTFT": "{mean_ttft[s][p50]:.2f} s",
-        "gain": lambda row: describe_quartiles(row["mean_ttft"]["ratio"]),
+        "gain": lambda row: describe_gain(row["mean_ttft"]["ratio"]),
         "p95 TTFT": "{p95_ttft[s][p50]:.2f} s",
-        "gain of p95": lambda row: describe_quartiles(row["p95_ttft"]["ratio"]),
-        "whole burst": lambda row: describe_quartiles(row["burst"]["ratio"]),
+        "gain of p95": lambda row: describe_gain(row["p95_ttft"]["ratio"]),
+        "whole burst": lambda row: describe_gain(row["burst"]["ratio"]),
         "equal answers": "{equal}",
-    },
-)
-STEPS = Table(
-    lambda result: result["step"]["schedulers"],
-    {
-        "scheduler": "{scheduler}",
-        "CPU of a step": "{us:.0f} µs",
-        "over the first": lambda row: describe_quartiles(row["ratio"], 3, ""),
     },
 )
 SCHEDULERS = (
@@ -279,11 +260,6 @@ SCHEDULERS = (
     BURSTS,
     "Medians (quartiles) of {bursts[schedulers][0][burst][s][n]} rounds; {bursts[answers]} answers with those of the first"
     " round, which warms up.",
-    STEPS,
-    "{step[running]} running and {step[waiting]} waiting requests, medians (quartiles) of {step[turns]} turns of"
-    " {step[steps_of_a_turn]} steps. The API server computes the deadline of a prompt of 1,000 tokens in"
-    " {step[deadline_us]:.0f} µs.",
-    judge_step,
 )
 FIT = (
     "C = {fit[runtime_s]:.2f} s, r = {fit[first_s]:.2f} s, b = {fit[bandwidth_gb_s]:.2f} GB/s, t = {fit[rank_s]:.2f} s"

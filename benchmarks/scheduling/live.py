@@ -1,13 +1,9 @@
-"""Schedulers on real vLLM: answers, time to first token (TTFT) of a burst, and the CPU time of a scheduler's step.
+"""Schedulers on real vLLM: time to first token in bursts, and whether the answers are equal.
 
-`bursts`: five servers of tiny-llama on the CPU with few slots, and KV memory for a whole burst: first come, first served twice
+Five servers of tiny-llama on the CPU with few slots, and KV memory for a whole burst: first come, first served twice
 (the second shows the noise), by deadline, and both forms of skip-join MLFQ. Each round has a burst of its own, which all of
 them serve in an order that is drawn for the round. Each answer is compared with the first server's, token by token. A ratio is
 the first server's time over the other's in one round, so above 1 is a gain.
-
-`step`: vLLM's schedulers without a model, with a full batch and 2,000 waiting requests; a request that ends is replaced. They
-take turns of some steps. A ratio is the CPU time of a turn over the first scheduler's, so below 1 is a gain. `deadline_us` is
-the time in which the API server computes the deadline of one request.
 
 Run: python -m benchmarks scheduling/live [--minutes M]
 Time: 15 minutes
@@ -17,18 +13,16 @@ Result: scheduling-live-cpu.json
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from math import log
 from pathlib import Path
 from random import Random
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 import aiohttp
@@ -39,37 +33,26 @@ from coldstart.lab.live import VOCABULARY
 from coldstart.lab.plan import generate_prompt
 from coldstart.lab.traces import TraceRequest
 from coldstart.launch import completions
-from coldstart.scheduling.profile import FALLBACK_PROFILE
-from coldstart.scheduling.settings import DEADLINE, FCFS, MLFQ, SchedulerSettings
 from coldstart.validate.launch import HOST, run_server
 from coldstart.validate.launchers import FRESH, ModelUnderTest, ServeLauncher, coldstart_command
-from coldstart.vllm.scheduling.virtual_engine import EngineResources, VirtualEngine
 
 RESULT, MODEL = "scheduling-live-cpu", "tiny-llama"
+KV = ("--kv-cache-memory-bytes", str(128 << 20))
 # In bfloat16 an answer depends on the other requests of the batch, also with vLLM's scheduler.
-ARGS = (
-    "--dtype",
-    "float32",
-    "--max-model-len",
-    "2048",
-    "--kv-cache-memory-bytes",
-    "134217728",
-    "--enforce-eager",
-)
+ARGS = ("--dtype", "float32", "--max-model-len", "2048", "--enforce-eager", *KV)
 # All servers have equal threads: with KV on the host vLLM would leave one core out.
 THREADS = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 FIRST = "fcfs"
 SCHEDULERS = {
-    FIRST: SchedulerSettings(FCFS),
-    "fcfs again": SchedulerSettings(FCFS),
-    "deadline": SchedulerSettings(DEADLINE),
-    "skip-join MLFQ, paper": SchedulerSettings(MLFQ, mlfq="paper"),
-    "skip-join MLFQ, tempered": SchedulerSettings(MLFQ, mlfq="tempered"),
+    FIRST: ("fcfs",),
+    "fcfs again": ("fcfs",),
+    "deadline": ("deadline",),
+    "skip-join MLFQ, paper": ("skip-join-mlfq", "--mlfq", "paper"),
+    "skip-join MLFQ, tempered": ("skip-join-mlfq", "--mlfq", "tempered"),
 }
 BATCH, REQUESTS = 8, 32
 # Median, spread and most tokens of the log-normal lengths of prompts and of answers.
 LENGTHS = ((90, 1.3, 1500), (30, 0.9, 200))
-RUNNING, WAITING, STEPS = 64, 2000, 50
 Burst = Sequence[tuple[Sequence[int], int]]
 Row = dict[str, Any]
 
@@ -128,9 +111,8 @@ def measure_bursts(seconds: float) -> Row:
     subprocess.run(command, check=True)
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         work, ports, fallbacks = Path(name), dict[str, int](), dict[str, Any]()
-        for scheduler, of in SCHEDULERS.items():
-            form = ("--mlfq", of.mlfq) if of.policy == MLFQ else ()
-            flags = ("--scheduler", of.policy, "--batch", str(BATCH), *form)
+        for scheduler, words in SCHEDULERS.items():
+            flags = ("--batch", str(BATCH), "--scheduler", *words)
             launcher = ServeLauncher(ModelUnderTest(MODEL, MODEL, ARGS, flags), FRESH, work / "run")
             server = stack.enter_context(run_server(launcher, work / str(len(ports))))
             client = completions.CompletionClient(HOST, server.files.port)
@@ -155,82 +137,13 @@ def measure_bursts(seconds: float) -> Row:
     return {"requests": REQUESTS, "batch": BATCH, "answers": REQUESTS * number, "schedulers": rows}
 
 
-class Stepper:
-    """One scheduler with a full batch and waiting requests; `seconds` of CPU in its `calls` since the start."""
-
-    def __init__(self, settings: SchedulerSettings) -> None:
-        self.random, self.now, self.added, self.seconds, self.calls = Random(1), 0.0, 0, 0.0, 0
-        self.engine = VirtualEngine(
-            FALLBACK_PROFILE, replace(settings, batch=RUNNING), EngineResources(), self._emit
-        )
-        for _ in range(RUNNING + WAITING):
-            self._emit("", 0, True)
-        scheduler = self.engine.scheduler
-        scheduler.schedule = self._timed(scheduler.schedule)
-        scheduler.update_from_output = self._timed(scheduler.update_from_output)
-        self.turn()
-
-    def turn(self) -> float:
-        """Run STEPS steps; return the CPU seconds of one."""
-        before, end = self.seconds, self.calls + 2 * STEPS
-        while self.calls < end:
-            self.now = self.engine.step(self.now)
-        return (self.seconds - before) / STEPS
-
-    def _emit(self, name: str, tokens: int, ended: bool) -> None:
-        if ended:
-            row = TraceRequest(0.0, 64, self.random.randint(200, 400))
-            prompt = generate_prompt(row, self.added, 1, VOCABULARY)
-            self.engine.add(str(self.added), prompt, row.output_tokens)
-            self.added += 1
-
-    def _timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*given: Any) -> Any:
-            began = time.thread_time()
-            result = method(*given)
-            self.seconds += time.thread_time() - began
-            self.calls += 1
-            return result
-
-        return run
-
-
-def measure_steps(turns: int) -> Row:
-    """Return the CPU time of a step of each scheduler."""
-    steppers = {name: Stepper(settings) for name, settings in SCHEDULERS.items()}
-    found: dict[str, list[float]] = {name: [] for name in steppers}
-    gc.freeze()
-    gc.disable()
-    for number in range(turns):
-        gc.collect()
-        for name in Random(number).sample(list(steppers), len(steppers)):
-            found[name].append(steppers[name].turn())
-    gc.enable()
-    deadlines, began = SchedulerSettings(DEADLINE).deadlines(1 << 20), time.thread_time()
-    for number in range(1000):
-        deadlines.priority(number, range(number, number + 1000))
-    rows = [
-        {
-            "scheduler": name,
-            "us": 1e6 * median(times),
-            "ratio": spread([one / base for one, base in zip(times, found[FIRST], strict=True)]),
-        }
-        for name, times in found.items()
-    ]
-    deadline_us = 1e3 * (time.thread_time() - began)
-    sizes = {"running": RUNNING, "waiting": WAITING, "steps_of_a_turn": STEPS, "turns": turns}
-    return {**sizes, "deadline_us": deadline_us, "schedulers": rows}
-
-
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--minutes", type=float, default=10.0, help="about how long the bursts take")
     minutes = arguments.parse_args().minutes
     os.environ |= THREADS
     made = about() | {"kind": "measured", "model": MODEL, "args": ARGS, "versions": facts.list_versions()}
-    step = measure_steps(max(2, round(12 * minutes)))
-    print(step, flush=True)
-    finish(RESULT, made | {"step": step, "bursts": measure_bursts(60 * minutes)})
+    finish(RESULT, made | {"bursts": measure_bursts(60 * minutes)})
 
 
 if __name__ == "__main__":
