@@ -7,34 +7,44 @@ the points by the side of the maximum this is a linear least-squares problem in 
 A seeded random search then minimises the largest error. Only OPT-2.7B on one worker is bound by C, so t is bounded by 0.2 s.
 Serverless vLLM and ServerlessLLM fetch and load sequentially: a + c M.
 
+The published figures are sizes of FP16 checkpoints in units of 10^9 bytes, and cold TTFTs in seconds on V100 servers with 16
+Gbit/s each.
+
 Run: python -m benchmarks fleet/cold_ttft
-Time: about a minute
+Time: ten seconds
 Result: fleet-cold-ttft.json
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass
-from statistics import fmean
+from typing import Any
 
 import numpy as np
+from pandas import DataFrame, Series
 
 from benchmarks.common import finish
-from benchmarks.fleet.published import CLAIMED_TTFT, COLD_TTFT_S, SIZES_GB
 
+SIZES_GB = {
+    "OPT-2.7B": 5.30,
+    "OPT-6.7B": 13.32,
+    "OPT-13B": 25.71,
+    "Llama2-7B": 13.48,
+    "Llama2-13B": 26.03,
+    "Llama3-8B": 16.06,
+    "Falcon-7B": 14.43,
+}
+COLD_TTFT_S = {
+    "serverless vLLM": (16.8, 23.6, 40.3, 23.2, 38.6, 29.2, 25.4),
+    "ServerlessLLM": (13.1, 17.1, 26.1, 19.1, 26.2, 21.2, 19.1),
+    "one worker": (7.9, 9.7, 17.0, 9.9, 17.4, 11.7, 10.2),
+    "four workers": (7.9, 8.2, 8.5, 7.7, 8.7, 8.6, 8.3),
+}
 WORKERS = {"one worker": 1, "four workers": 4}
+CLAIMED = 4.7
+"""Claimed ratio of the TTFT of serverless vLLM over that of four workers."""
 HELD, MOST_RANK_S, ITERATIONS = 1e-3, 0.2, 8_000
-Matrix = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 ASKED_IN_SAMPLE, ASKED_LEFT_OUT = 0.07, 0.12
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    model: str
-    size_gb: float
-    ranks: int
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,124 +56,108 @@ class Fit:
     bandwidth_gb_s: float
     rank_s: float
 
-    def predicted(self, size_gb: float, ranks: int) -> float:
-        fetch = size_gb / ranks / self.bandwidth_gb_s
-        return max(self.runtime_s, fetch) + self.first_s + self.rank_s * ranks
+    def predict(self, share_gb: Any, ranks: Any) -> Any:
+        """Return the TTFTs of models of which each rank fetches `share_gb`."""
+        return np.maximum(self.runtime_s, share_gb / self.bandwidth_gb_s) + self.first_s + self.rank_s * ranks
+
+    def list_errors(self, points: DataFrame) -> Series[float]:
+        """Return the relative error of each point."""
+        return (self.predict(points["share_gb"], points["ranks"]) / points["published_s"] - 1).abs()
 
 
-def points() -> list[Point]:
-    return [
-        Point(model, SIZES_GB[model], ranks, seconds)
+def list_points() -> DataFrame:
+    """Return the published TTFTs on one worker and on four, with the bytes that each rank fetches."""
+    rows = [
+        (model, ranks, size / ranks, seconds)
         for kind, ranks in WORKERS.items()
-        for model, seconds in zip(SIZES_GB, COLD_TTFT_S[kind], strict=True)
+        for (model, size), seconds in zip(SIZES_GB.items(), COLD_TTFT_S[kind], strict=True)
     ]
+    return DataFrame(rows, columns=["model", "ranks", "share_gb", "published_s"])
 
 
-def fit(given: Sequence[Point]) -> Fit:
+def fit(points: DataFrame) -> Fit:
     """Return the fit with the smallest largest relative error over all splits.
 
     Raises:
         ValueError: No split is consistent.
     """
-    shares = sorted({p.size_gb / p.ranks for p in given})
-    found = [one for at in range(1, len(shares)) if (one := _split(given, shares[at])) is not None]
+    shares = sorted(set(points["share_gb"]))[1:]
+    found = [one for share in shares if (one := _split(points, share)) is not None]
     if not found:
         raise ValueError("no split of the points agrees with its own fit")
-    return min((_searched(one, given) for one in found), key=lambda one: max(errors(one, given)))
+    return min((_search(one, points) for one in found), key=lambda one: one.list_errors(points).max())
 
 
-def _split(given: Sequence[Point], fetch_from: float) -> Fit | None:
+def _split(points: DataFrame, fetch_from: float) -> Fit | None:
     """Return the fit if the link bounds ranks of at least `fetch_from` GB and the runtime bounds the others."""
-    bound = [p.size_gb / p.ranks >= fetch_from for p in given]
-    rows = [[not f, 1.0, f * p.size_gb / p.ranks, p.ranks] for p, f in zip(given, bound, strict=True)]
-    weighted = np.array(rows) / [[p.seconds] for p in given]
+    share, ranks, seconds = (points[name].to_numpy() for name in ("share_gb", "ranks", "published_s"))
+    bound = share >= fetch_from
+    weighted = np.stack([~bound, np.ones(len(share)), bound * share, ranks], axis=1) / seconds[:, None]
     # The last row keeps t small.
     left = np.append(weighted, [[0.0, 0.0, 0.0, HELD]], axis=0)
-    (runtime, first, per_gb, rank), *_ = np.linalg.lstsq(left, np.append(np.ones(len(rows)), 0.0))
+    (runtime, first, per_gb, rank), *_ = np.linalg.lstsq(left, np.append(np.ones(len(share)), 0.0))
     if min(runtime, first, per_gb) <= 0 or rank < 0:
         return None
-    agrees = all((p.size_gb / p.ranks * per_gb >= runtime) == f for p, f in zip(given, bound, strict=True))
+    agrees = ((share * per_gb >= runtime) == bound).all()
     return Fit(float(runtime), float(first), float(1 / per_gb), float(rank)) if agrees else None
 
 
-def _searched(start: Fit, given: Sequence[Point]) -> Fit:
+def _search(start: Fit, points: DataFrame) -> Fit:
     """Lower the largest error by random steps of decreasing size."""
-    sizes, seconds = np.array([p.size_gb / p.ranks for p in given]), np.array([p.seconds for p in given])
-    ranks, random = np.array([p.ranks for p in given]), np.random.default_rng(0)
+    share, ranks, seconds = (points[name].to_numpy() for name in ("share_gb", "ranks", "published_s"))
+    random = np.random.default_rng(0)
 
-    def cost(x: Matrix) -> float:
-        predicted = np.maximum(x[0], sizes / x[2]) + x[1] + x[3] * ranks
+    def find_cost(x: Any) -> float:
         possible = x.min() >= 0 and x[3] <= MOST_RANK_S
-        return float(np.abs(predicted / seconds - 1).max()) if possible else np.inf
+        return float(np.abs(Fit(*x).predict(share, ranks) / seconds - 1).max()) if possible else np.inf
 
     best = np.array(astuple(start))
     best[3] = min(best[3], MOST_RANK_S)
-    least, scale = cost(best), 0.2
+    least, scale = find_cost(best), 0.2
     for step in range(ITERATIONS):
         scale *= 0.5 if step % (ITERATIONS // 16) == 0 else 1.0
         tried = best + random.normal(0, scale, 4) * np.array([1.0, 1.0, 0.2, 0.1])
-        if (found := cost(tried)) < least:
-            best, least = tried, found
-    return Fit(*(float(value) for value in best))
+        if (cost := find_cost(tried)) < least:
+            best, least = tried, cost
+    return Fit(*best.tolist())
 
 
-def errors(found: Fit, given: Sequence[Point]) -> list[float]:
-    return [abs(found.predicted(p.size_gb, p.ranks) / p.seconds - 1) for p in given]
-
-
-def cross_validate(given: Sequence[Point]) -> dict[str, float]:
-    """Return the larger error on each model's two points with a fit of the other models."""
-    result = {}
-    for model in SIZES_GB:
-        rest = fit([p for p in given if p.model != model])
-        result[model] = max(errors(rest, [p for p in given if p.model == model]))
-    return result
-
-
-def line(kind: str) -> dict[str, float]:
+def fit_line(kind: str) -> dict[str, float]:
     """Fit a + c M to a system that fetches and loads sequentially, by least squares of relative errors."""
     sizes, seconds = np.array(list(SIZES_GB.values())), np.array(COLD_TTFT_S[kind])
-    rows = np.stack([np.ones_like(sizes), sizes], axis=1) / seconds[:, None]
-    (constant, per_gb), *_ = np.linalg.lstsq(rows, np.ones(len(sizes)))
+    per_gb, constant = np.polyfit(sizes, seconds, 1, w=1 / seconds)
     worst = np.abs((constant + per_gb * sizes) / seconds - 1).max()
     return {"constant_s": float(constant), "s_per_gb": float(per_gb), "worst_error": float(worst)}
 
 
 def main() -> None:
-    given = points()
-    found = fit(given)
-    each, out = errors(found, given), cross_validate(given)
-    ratios = [v / p for v, p in zip(COLD_TTFT_S["serverless vLLM"], COLD_TTFT_S["four workers"], strict=True)]
-    line_of = {kind: line(kind) for kind in ("serverless vLLM", "ServerlessLLM")}
-    vllm = line_of["serverless vLLM"]
-    modelled = [
-        (vllm["constant_s"] + vllm["s_per_gb"] * size) / found.predicted(size, 4)
-        for size in SIZES_GB.values()
-    ]
-    finish(
-        "fleet-cold-ttft",
-        {
-            "kind": "computed from published figures",
-            "fit": asdict(found),
-            "in_sample": {"worst": max(each), "mean": fmean(each), "asked": ASKED_IN_SAMPLE},
-            "left_out": {"worst": max(out.values()), "asked": ASKED_LEFT_OUT, "by_model": out},
-            "others": line_of,
-            "vllm_over_four_workers": {
-                "claimed": CLAIMED_TTFT,
-                "published": max(ratios),
-                "modelled": max(modelled),
-            },
-            "rows": [
-                {
-                    "model": p.model,
-                    "ranks": p.ranks,
-                    "published_s": p.seconds,
-                    "predicted_s": found.predicted(p.size_gb, p.ranks),
-                }
-                for p in given
-            ],
+    points = list_points()
+    found, of_model = fit(points), points["model"]
+    errors = found.list_errors(points)
+    left_out = {
+        model: float(fit(points[of_model != model]).list_errors(points[of_model == model]).max())
+        for model in SIZES_GB
+    }
+    lines = {kind: fit_line(kind) for kind in ("serverless vLLM", "ServerlessLLM")}
+    vllm, sizes = lines["serverless vLLM"], np.array(list(SIZES_GB.values()))
+    published = np.divide(COLD_TTFT_S["serverless vLLM"], COLD_TTFT_S["four workers"])
+    modelled = (vllm["constant_s"] + vllm["s_per_gb"] * sizes) / found.predict(sizes / 4, 4)
+    points["predicted_s"] = found.predict(points["share_gb"], points["ranks"])
+    worst = max(left_out.values())
+    result = {
+        "kind": "computed from published figures",
+        "fit": asdict(found),
+        "in_sample": {"worst": errors.max(), "mean": errors.mean(), "asked": ASKED_IN_SAMPLE},
+        "left_out": {"worst": worst, "asked": ASKED_LEFT_OUT, "by_model": left_out},
+        "others": lines,
+        "vllm_over_four_workers": {
+            "claimed": CLAIMED,
+            "published": published.max(),
+            "modelled": modelled.max(),
         },
-    )
+        "rows": points.drop(columns="share_gb").to_dict("records"),
+    }
+    finish("fleet-cold-ttft", result)
 
 
 if __name__ == "__main__":
