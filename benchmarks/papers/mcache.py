@@ -26,7 +26,7 @@ from statistics import fmean
 
 from benchmarks.common import load
 from benchmarks.host.baselines import cache
-from benchmarks.papers import Experiment, Found, run
+from benchmarks.papers import Experiment, Found, Rows, run
 from coldstart.host.policies import ModelCost
 
 SIZES_GB = {
@@ -96,101 +96,85 @@ def mean(kind: str, share: float, policy: str = "iam") -> float:
 def figure6() -> Found:
     """Mean latency of IAM by workload and memory."""
     ours = {kind: [round(mean(kind, share) + E_S, 2) for share in SHARES] for kind in WORKLOADS}
-    lowest = min(WORKLOADS, key=lambda kind: ours[kind][2])
-    return [
-        ("workload of the highest latency at 60 %", "random", max(WORKLOADS, key=lambda kind: ours[kind][2])),
-        ("workload of the lowest latency at 60 %", "quantile", lowest),
-        *(
-            (f"mean latency, {kind}, 20, 40, 60, 80 %", "(picture)", f"{', '.join(map(str, ours[kind]))} s")
-            for kind in WORKLOADS
-        ),
-    ], {"seconds": ours}  # fmt: skip
+    at_60 = {kind: seconds[2] for kind, seconds in ours.items()}
+    rows: Rows = [
+        ("workload of the highest latency at 60 %", "random", max(at_60, key=at_60.__getitem__)),
+        ("workload of the lowest latency at 60 %", "quantile", min(at_60, key=at_60.__getitem__)),
+    ]
+    for kind, seconds in ours.items():
+        shown = f"{', '.join(map(str, seconds))} s"
+        rows.append((f"mean latency, {kind}, 20, 40, 60, 80 %", "(picture)", shown))
+    return rows, {"seconds": ours}
 
 
 def figure7() -> Found:
     """Share of loading in the latency, workload quantile."""
-    rows = []
+    rows: Rows = []
     for share, paper in ((0.2, "98 %"), (0.8, "8 %")):
         load_s = mean("quantile", share)
-        rows.append(
-            (
-                f"loading in the latency, {share:.0%} of the memory",
-                paper,
-                f"{100 * load_s / (load_s + E_S):.0f} %",
-            )
-        )
+        shown = f"{100 * load_s / (load_s + E_S):.0f} %"
+        rows.append((f"loading in the latency, {share:.0%} of the memory", paper, shown))
     return rows, {"execution_s": E_S}
 
 
 def figure8() -> Found:
     """90th percentile of the loading time over all workloads."""
-    rows = []
+    rows: Rows = []
     for share, paper in ((0.4, "below 10 s"), (0.8, "below 3 s")):
-        worst = 0.0
-        for kind in WORKLOADS:
-            pooled = sorted(chain.from_iterable(loads(kind, share, "iam")))
-            worst = max(worst, pooled[int(0.9 * len(pooled))])
-        rows.append(
-            (f"90th percentile of the loading time, {share:.0%}, worst workload", paper, f"{worst:.1f} s")
-        )
+        pooled = [sorted(chain.from_iterable(loads(kind, share, "iam"))) for kind in WORKLOADS]
+        worst = max(one[int(0.9 * len(one))] for one in pooled)
+        what = f"90th percentile of the loading time, {share:.0%}, worst workload"
+        rows.append((what, paper, f"{worst:.1f} s"))
     return rows, {}
 
 
 def figure9() -> Found:
     """Hit ratio, workload random."""
-    hits = {
-        s: {n: fmean(fmean(x == 0 for x in one) for one in loads("random", s, n)) for n in POLICIES}
-        for s in SHARES
-    }
-    return [
-        (f"hit ratio of IAM over the best other, {share:.0%}", "about 1.5" if share == 0.4 else "above 1",
-         f"{of['iam'] / max(of[name] for name in BASELINES):.2f}") for share, of in hits.items()
-    ], {"hit_ratio": {str(share): of for share, of in hits.items()}}  # fmt: skip
+    rows, details = Rows(), {}
+    for share in SHARES:
+        hits = {
+            name: fmean(fmean(lost == 0 for lost in one) for one in loads("random", share, name))
+            for name in POLICIES
+        }
+        paper = "about 1.5" if share == 0.4 else "above 1"
+        ours = hits["iam"] / max(hits[name] for name in BASELINES)
+        rows.append((f"hit ratio of IAM over the best other, {share:.0%}", paper, f"{ours:.2f}"))
+        details[str(share)] = hits
+    return rows, {"hit_ratio": details}
 
 
 def figure10() -> Found:
     """Throughput over LFU, workload random, requests one after the other."""
-    rows = []
+    rows: Rows = []
     for share, paper in ((0.4, "1.5x"), (0.8, "2.39x")):
         lfu = mean("random", share, "lfu") + E_S
-        for name in ("iam", "predictive"):
-            ours = lfu / (mean("random", share, name) + E_S)
-            rows.append(
-                (
-                    f"throughput of {name} over LFU, {share:.0%}",
-                    paper if name == "iam" else "-",
-                    f"{ours:.2f}x",
-                )
-            )
+        for name, theirs in (("iam", paper), ("predictive", "-")):
+            shown = f"{lfu / (mean('random', share, name) + E_S):.2f}x"
+            rows.append((f"throughput of {name} over LFU, {share:.0%}", theirs, shown))
     return rows, {"execution_s": E_S}
 
 
 def table2() -> Found:
     """Loading and execution time by size of the model, measured on the CPU with real vLLM."""
     paper = "8 to 53 times the execution (1.9 to 357 MB)"
-    rows, result = [], load("model-sizes-cpu")
-    for size, one in result["rows"].items():
+    rows, sizes = Rows(), load("model-sizes-cpu")["rows"]
+    for size, one in sizes.items():
         fresh = one["modes"]["fresh"]
         load_s, run_s = fresh["first_token_s"]["median"], fresh["phases"]["first request"]["median"]
-        rows.append((f"loading of {size} ({one['weights_bytes'] / 2**20:.0f} MiB)", paper,
-                     f"{load_s:.1f} s, {load_s / run_s:.0f} times the first request"))  # fmt: skip
-    return rows, {
-        "from": "model-sizes-cpu.json",
-        "measured": [one["date"] for one in result["rows"].values()],
-    }
+        shown = f"{load_s:.1f} s, {load_s / run_s:.0f} times the first request"
+        rows.append((f"loading of {size} ({one['weights_bytes'] / 2**20:.0f} MiB)", paper, shown))
+    return rows, {"from": "model-sizes-cpu.json", "measured": [one["date"] for one in sizes.values()]}
 
 
 def table3() -> Found:
     """Mean loading time, workload random, and the gain over LFU."""
-    rows = []
+    rows: Rows = []
     for share, row in PAPER3.items():
+        papers = [f"{paper:.2f} s ({1 - paper / row[0]:.0%} less than LFU)" for paper in row]
         lfu = mean("random", share, "lfu")
-        for name, paper in zip((*BASELINES, "iam"), row, strict=True):
+        for name, paper in zip(POLICIES, (*papers, "-"), strict=True):
             ours = mean("random", share, name)
-            rows.append((f"{name}, {share:.0%}", f"{paper:.2f} s ({1 - paper / row[0]:.0%} less than LFU)",
-                         f"{ours:.2f} s ({1 - ours / lfu:.0%})"))  # fmt: skip
-        ours = mean("random", share, "predictive")
-        rows.append((f"predictive, {share:.0%}", "-", f"{ours:.2f} s ({1 - ours / lfu:.0%})"))
+            rows.append((f"{name}, {share:.0%}", paper, f"{ours:.2f} s ({1 - ours / lfu:.0%})"))
     return rows, {"spread": SPREAD, "seeds": len(SEEDS)}
 
 
