@@ -19,84 +19,70 @@ from benchmarks.papers import Experiment, Found, Rows, medusa_gpu, run
 VLLM, OURS = "vllm-warm", "fresh"
 
 
-def _modes() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def load_modes() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the medians of each start mode, its stages among them, and where they come from."""
     found = load("cold-start-cpu")
+    medians = {
+        mode: {name: stage["median"] for name, stage in row["phases"].items()}
+        | {"first token": row["first_token_s"]["median"]}
+        for mode, row in found["modes"].items()
+    }
     source = {key: found[key] for key in ("date", "model", "vllm_args", "versions")}
-    return found["modes"], {"from": "cold-start-cpu.json", **source}
-
-
-def _stages(mode: Mapping[str, Any]) -> dict[str, float]:
-    return {name: of["median"] for name, of in mode["phases"].items()}
+    return medians, {"from": "cold-start-cpu.json", **source}
 
 
 def figure1() -> Found:
     """Loading phase in the cold start of vLLM."""
-    modes, source = _modes()
-    whole, stages = modes[VLLM]["first_token_s"]["median"], _stages(modes[VLLM])
-    engine = sum(
-        stages.get(name, 0.0) for name in ("load weights", "torch.compile", "init engine without compiling")
-    )
-    shown = f"{100 * engine / whole:.0f} % of {whole:.1f} s; the rest are imports and processes"
-    return [
-        ("loading phase in the cold start of vLLM", "76 % (runtime 22 %, first token 2 %)", shown)
-    ], source
+    modes, source = load_modes()
+    vllm, stages = modes[VLLM], ("load weights", "torch.compile", "init engine without compiling")
+    share, whole = sum(vllm.get(name, 0.0) for name in stages) / vllm["first token"], vllm["first token"]
+    shown = f"{100 * share:.0f} % of {whole:.1f} s; the rest are imports and processes"
+    paper = "76 % (runtime 22 %, first token 2 %)"
+    return [("loading phase in the cold start of vLLM", paper, shown)], source
 
 
 def figure2() -> Found:
     """Stages of the loading phase of vLLM."""
-    modes, source = _modes()
-    stages = _stages(modes[VLLM])
-    shown = ", ".join(
-        f"{name} {stages[name]:.2f} s" for name in stages if name not in ("until listening", "first request")
-    )
+    modes, source = load_modes()
+    others = ("until listening", "first request", "first token")
+    shown = ", ".join(f"{name} {s:.2f} s" for name, s in modes[VLLM].items() if name not in others)
     paper = "KV cache initialization and capture are 47 % on average of ten models"
     return [("stages of vLLM's loading phase", paper, shown)], source
 
 
 def figure7() -> Found:
     """Reduction of the cold start."""
-    modes, source = _modes()
-    base, rows = modes[VLLM]["first_token_s"]["median"], []
-    for mode in (OURS, "template-runtime", "template-engine"):
-        ours = modes[mode]["first_token_s"]["median"]
-        paper = "34.9 % on average" if mode == OURS else "-"
-        rows.append(
-            (
-                f"cold start less than vLLM, mode {mode}",
-                paper,
-                f"{1 - ours / base:.1%} ({base:.1f} to {ours:.2f} s)",
-            )
-        )
+    modes, source = load_modes()
+    base, rows = modes[VLLM]["first token"], Rows()
+    for mode, paper in ((OURS, "34.9 % on average"), ("template-runtime", "-"), ("template-engine", "-")):
+        ours = modes[mode]["first token"]
+        shown = f"{1 - ours / base:.1%} ({base:.1f} to {ours:.2f} s)"
+        rows.append((f"cold start less than vLLM, mode {mode}", paper, shown))
     return rows, source
 
 
 def figure8() -> Found:
     """Stages of one start, vLLM and from a bundle."""
-    modes, source = _modes()
-    theirs, ours = _stages(modes[VLLM]), _stages(modes[OURS])
+    modes, source = load_modes()
+    theirs, ours = modes[VLLM], modes[OURS]
+    after = ours["warm up"] + ours["restore compiled forward"]
+    capture = f"{theirs['init engine without compiling']:.2f} s (init engine) to {after:.2f} s"
+    weights = f"{theirs['load weights']:.2f} s to {ours['load']:.2f} s"
     return [
-        ("KV cache initialization and capture, or warm-up", "0.50 + 0.90 s to 0.02 + 0.57 s",
-         f"{theirs['init engine without compiling']:.2f} s (init engine) to"
-         f" {ours['warm up'] + ours['restore compiled forward']:.2f} s"),
-        ("model weights", "0.39 s, beside other stages", f"{theirs['load weights']:.2f} s to {ours['load']:.2f} s"),
-    ], source  # fmt: skip
+        ("KV cache initialization and capture, or warm-up", "0.50 + 0.90 s to 0.02 + 0.57 s", capture),
+        ("model weights", "0.39 s, beside other stages", weights),
+    ], source
 
 
 def figure9() -> Found:
     """Seconds of the offline phase."""
-    result = load("model-sizes-cpu")
-    rows: Rows = [
-        (
-            f"offline phase, {size}",
-            "39.2 s on average, below a minute",
-            f"{sum(one['materialize']['stages'].values()):.0f} s",
-        )
-        for size, one in result["rows"].items()
+    built = {size: row["materialize"] for size, row in load("model-sizes-cpu")["rows"].items()}
+    paper = "39.2 s on average, below a minute"
+    rows = [
+        (f"offline phase, {size}", paper, f"{sum(one['stages'].values()):.0f} s")
+        for size, one in built.items()
     ]
-    return rows, {
-        "from": "model-sizes-cpu.json",
-        "stages": {s: r["materialize"] for s, r in result["rows"].items()},
-    }
+    return rows, {"from": "model-sizes-cpu.json", "stages": built}
 
 
 CPU = "tiny-llama, vLLM on two CPU cores"
