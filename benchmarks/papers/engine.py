@@ -11,10 +11,11 @@ limit (0.3 s) over ten.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from statistics import fmean
+from typing import cast
 
 from benchmarks.papers.lengths import Sizes
 from coldstart.scheduling.job import Job
@@ -120,17 +121,20 @@ def mlfq(
 
 
 @dataclass(slots=True, eq=False)
-class Served:
-    """One request of a run, in seconds; `running_s` is the time in iterations, `swapping_s` the wait for a copy."""
+class Request(Job):
+    """One request of a run, in seconds; `running_s` is the time in iterations, `swapping_s` the wait for a copy.
 
-    arrival_s: float
-    prompt: int
-    output: int
+    Of an evicted request `stored` tokens of KV are on the host; those that are loaded arrive at `loaded_s`.
+    """
+
+    output: int = 0
     first_s: float = 0.0
     end_s: float = 0.0
     running_s: float = 0.0
     swapping_s: float = 0.0
     evictions: int = 0
+    stored: int = 0
+    loaded_s: float = 0.0
 
     @property
     def latency_s(self) -> float:
@@ -143,75 +147,75 @@ class Served:
 
 
 class Engine:
-    """One run of an engine with a batch of at most `batch` jobs.
+    """One run of an engine with a batch of at most `batch` requests.
 
-    `whole`: a batch runs until its last job ends, as FasterTransformer's does. `peak` is the most KV tokens held.
+    `whole`: a batch runs until its last request ends, as FasterTransformer's does. `peak` is the most KV tokens held.
     """
 
     def __init__(
-        self, model: Model, order: Callable[[IterationProfile], Policy], batch: int, *, strategy: str = "proactive",
-        kv_tokens: float | None = None, whole: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        model: Model,
+        order: Callable[[IterationProfile], Policy],
+        batch: int,
+        *,
+        strategy: str = "proactive",
+        kv_tokens: float | None = None,
+        whole: bool = False,
+    ) -> None:
         self.profile, self.batch, self.strategy, self.whole = model.profile(), batch, strategy, whole
         self.policy = order(self.profile)
         self.capacity = model.kv_tokens if kv_tokens is None else kv_tokens
         self.copy_s = model.kv_bytes_per_token / (LINK * model.gpus)
         self.context_s = model.kv_bytes_per_token / (BANDWIDTH * model.gpus)
-        self.held = self.peak = self.steps = 0
-        self._of: dict[str, Served] = {}
-        self._on_device: dict[str, Job] = {}
-        self._stored: dict[str, int] = {}
-        self._arrives: dict[str, float] = {}
-        self._link_free, self._now = 0.0, 0.0
-        self._members: list[Job] = []
+        self.held = self.peak = 0
+        self._on_device: dict[str, Request] = {}
+        self._link_free = self._now = self._blocked_s = 0.0
+        self._members: list[Request] = []
 
-    def run(self, requests: Sequence[tuple[float, int, int]]) -> list[Served]:
+    def run(self, requests: Sequence[tuple[float, int, int]]) -> list[Request]:
         """Serve (arrival in seconds, prompt, output) in order of arrival, and return them."""
-        served, place = [Served(*one) for one in requests], 0
+        served = [
+            Request(str(number), arrival_s, prompt, output=output)
+            for number, (arrival_s, prompt, output) in enumerate(requests)
+        ]
+        place = 0
         while place < len(served) or len(self.policy):
             if not len(self.policy):
                 self._now = max(self._now, served[place].arrival_s)
             while place < len(served) and served[place].arrival_s <= self._now:
-                job = Job(str(place), served[place].arrival_s, served[place].prompt)
-                self._of[job.id] = served[place]
-                self.policy.add(job, self._now)
+                self.policy.add(served[place], self._now)
                 place += 1
-            following = served[place].arrival_s if place < len(served) else inf
-            self._step(following)
+            self._step(served[place].arrival_s if place < len(served) else inf)
         return served
 
     def _step(self, following: float) -> None:
         self.policy.tick(self._now, self.batch)
-        chosen = self._place(self._choose())
-        ready = [job for job in chosen if self._arrives.get(job.id, 0.0) <= self._now]
+        chosen = self._choose()
+        self._make_room(chosen)
+        ready = [job for job in chosen if job.loaded_s <= self._now]
         if not ready:
-            waits = [self._arrives[job.id] for job in chosen]
-            self._now = min([following, *waits]) if waits or following < inf else self._stuck()
+            self._now = min([following, *(job.loaded_s for job in chosen)])
+            if self._now == inf:
+                raise RuntimeError(f"a request needs more than {self.capacity} tokens")
             return
-        late = [job for job in chosen if job not in ready]
+        late = [job for job in chosen if job.loaded_s > self._now]
         prefill = sum(job.pending for job in ready if job.prefilling)
         decoding = sum(not job.prefilling for job in ready)
         seconds = self.profile.iteration_s(prefill, decoding)
         seconds += self.context_s * sum(job.computed for job in ready) + self._blocked_s
         self._now += seconds
         for job in late:
-            self._of[job.id].swapping_s += seconds
+            job.swapping_s += seconds
         for job in ready:
             self._advance(job, seconds)
-        self.steps += 1
         self.peak = max(self.peak, self.held)
 
-    def _stuck(self) -> float:
-        raise RuntimeError(
-            f"none of {len(self.policy)} jobs can run: one needs more than {self.capacity} tokens"
-        )
-
-    def _choose(self) -> list[Job]:
-        """Return the first jobs of the order whose KV fits together."""
+    def _choose(self) -> list[Request]:
+        """Return the first requests of the order whose KV fits together."""
         if self.whole and self._members:
             return self._members
-        chosen, left = list[Job](), self.capacity
-        for job in self.policy:
+        chosen, left = list[Request](), self.capacity
+        for job in cast("Iterable[Request]", self.policy):
             left -= job.context + 1
             if left < 0 or len(chosen) == self.batch:
                 break
@@ -220,76 +224,72 @@ class Engine:
             self._members = chosen
         return chosen
 
-    def _place(self, chosen: list[Job]) -> list[Job]:
-        """Make room for the chosen jobs, largest ENST first, and start the copies that they need."""
+    def _make_room(self, chosen: list[Request]) -> None:
+        """Evict others for the chosen requests, largest ENST first, and start the copies that they need."""
         self._blocked_s = 0.0
         kept = {job.id for job in chosen}
         need = sum(job.context + 1 for job in chosen) - sum(job.computed for job in chosen)
         if self.held + need > self.capacity:
             enst = self.policy.enst(self._now, self.batch)
-            victims = sorted((j for j in self._on_device.values() if j.id not in kept), key=enst)
+            victims = sorted((job for job in self._on_device.values() if job.id not in kept), key=enst)
             while self.held + need > self.capacity and victims:
                 self._evict(victims.pop())
         for job in chosen:
             if job.id not in self._on_device:
-                self._bring(job)
-        return chosen
+                self._load(job)
 
-    def _evict(self, job: Job) -> None:
-        self._of[job.id].evictions += 1
+    def _evict(self, job: Request) -> None:
+        job.evictions += 1
         if self.strategy != "recompute":
-            self._stored[job.id] = job.computed
+            job.stored = job.computed
         if self.strategy == "reactive":
             self._blocked_s += job.computed * self.copy_s
         elif self.strategy == "proactive":
             # The copy was made beside earlier iterations: it takes the link, and nobody waits for it.
             self._link_free = max(self._link_free, self._now) + job.computed * self.copy_s
-        self.held -= job.computed
-        job.computed = 0
-        self._arrives.pop(job.id, None)
-        del self._on_device[job.id]
+        self._leave_device(job)
+        job.computed, job.loaded_s = 0, 0.0
 
-    def _bring(self, job: Job) -> None:
+    def _load(self, job: Request) -> None:
         self._on_device[job.id] = job
-        if tokens := self._stored.pop(job.id, 0):
-            job.computed = tokens
-            self.held += tokens
-            if self.strategy == "reactive":
-                self._blocked_s += tokens * self.copy_s
-                self._of[job.id].swapping_s += tokens * self.copy_s
-            else:
-                self._link_free = max(self._link_free, self._now) + tokens * self.copy_s
-                self._arrives[job.id] = self._link_free
-
-    def _advance(self, job: Job, seconds: float) -> None:
-        one = self._of[job.id]
-        if one.end_s:
+        if not job.stored:
             return
-        one.running_s += seconds
+        job.computed, job.stored = job.stored, 0
+        self.held += job.computed
+        if self.strategy == "reactive":
+            self._blocked_s += job.computed * self.copy_s
+            job.swapping_s += job.computed * self.copy_s
+        else:
+            self._link_free = max(self._link_free, self._now) + job.computed * self.copy_s
+            job.loaded_s = self._link_free
+
+    def _advance(self, job: Request, seconds: float) -> None:
+        if job.end_s:
+            return
+        job.running_s += seconds
         self.held += job.context - job.computed
         job.computed = job.context
         job.generated += 1
         if job.generated == 1:
-            one.first_s = self._now
+            job.first_s = self._now
         self.policy.add_service(job, seconds, self._now)
-        if job.generated >= one.output:
-            one.end_s = self._now
-            self._leave(job)
+        if job.generated >= job.output:
+            job.end_s = self._now
+            self._end(job)
 
-    def _leave(self, job: Job) -> None:
+    def _end(self, job: Request) -> None:
+        ended = [job]
         if self.whole:
-            if all(self._of[member.id].end_s for member in self._members):
-                for member in self._members:
-                    self._of[member.id].end_s = self._now
-                    self._remove(member)
-                self._members = []
-            return
-        self._remove(job)
+            ended = self._members if all(member.end_s for member in self._members) else []
+        for one in ended:
+            one.end_s = self._now
+            self.policy.remove(one)
+            self._leave_device(one)
+        if ended:
+            self._members = []
 
-    def _remove(self, job: Job) -> None:
-        self.policy.remove(job)
-        self._on_device.pop(job.id, None)
-        self._arrives.pop(job.id, None)
+    def _leave_device(self, job: Request) -> None:
+        del self._on_device[job.id]
         self.held -= job.computed
 
 
