@@ -20,10 +20,8 @@ SHAPES = {
     "0.5B": (24, 1280, 3456, 20, 4, 32000),
     "1B": (22, 2048, 5632, 32, 4, 32000),
     "7b": (32, 4096, 11008, 32, 32, 32000),
+    "8-layers": (8, 1024, 4096, 16, 16, 4096),
 }
-# Twelve sizes for a host of many models: 67 to 805 MB.
-SIZED = tuple(f"{layers}-layers" for layers in range(2, 25, 2))
-SHAPES |= {name: (int(name.partition("-")[0]), 1024, 4096, 16, 16, 4096) for name in SIZED}
 FIELDS = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
           "vocab_size")  # fmt: skip
 

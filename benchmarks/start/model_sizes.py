@@ -4,13 +4,14 @@ Importing and forking cost the same for every model; the weights grow. The model
 built on first use and removed afterwards. Measured on the CPU.
 
 Run: python -m benchmarks start/model_sizes [16M|125M|0.5B|1B ...] [--runs N]
-Time: 10 to 30 minutes for each size
+Time: 10 to 40 minutes for each size
 Result: model-sizes-cpu.json
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,21 +20,15 @@ from typing import Any
 from benchmarks import llama
 from benchmarks.common import finish, load, parser
 from benchmarks.start.cold_start import VLLM_ARGS
-from coldstart.bench import result, run_order
-from coldstart.bench.measure import RunSettings
-from coldstart.bench.runner import Bench
+from coldstart.bench import run_order
 from coldstart.models import inspection
 from coldstart.system.paths import Cache
 from coldstart.system.snapshot import runtime_image
-from coldstart.validate.launchers import ModelUnderTest, coldstart_command, create_launchers
-from coldstart.validate.responses import PROMPTS
+from coldstart.validate.launchers import coldstart_command
 
 RESULT = "model-sizes-cpu"
-MODES = tuple(mode for mode in run_order.DEFAULT_MODES if mode != run_order.VLLM_COLD)
+MODES = [mode for mode in run_order.DEFAULT_MODES if mode != run_order.VLLM_COLD]
 SIZES = ("16M", "125M", "0.5B", "1B")
-# Enough to see that the modes answer alike; sixty-four tokens of eight prompts would take longer than a start at 1B.
-SETTINGS = RunSettings(PROMPTS[:2], max_tokens=16, steady=False)
-Row = dict[str, Any]
 
 
 def main() -> None:
@@ -52,30 +47,29 @@ def main() -> None:
         finish(RESULT, {"rows": {known: rows[known] for known in SIZES if known in rows}})
 
 
-def measure(size: str, runs: int, place: Path, cache: Cache) -> Row:
-    """Measure one size and return its row. Raises CalledProcessError if its bundle cannot be built."""
-    model = place / size
-    common = ("--cache-dir", str(cache.root), "--offline")
+def measure(size: str, runs: int, place: Path, cache: Cache) -> dict[str, Any]:
+    """Measure one size and return its row. Raises CalledProcessError if a command fails."""
+    model, file = place / size, place / "bench.json"
     weights = llama.build(size, model)
-    command = [*coldstart_command(), "materialize", str(model), "--snapshot", *common, "--format", "json"]
-    command += ["--", *VLLM_ARGS]
-    built = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-    launchers = create_launchers(
-        ModelUnderTest(str(model), str(model), tuple(VLLM_ARGS), common), MODES, place
-    )
-    rounds = Bench(launchers, SETTINGS, place, lambda said: print(said, flush=True), measure_floor=False)
-    document = result.build_document(rounds.measure(runs, 1), model="", vllm_args=VLLM_ARGS, command_line=())
+
+    def run(command: str, *options: str) -> str:
+        words = [*coldstart_command(), command, str(model), *options, "--", *VLLM_ARGS]
+        own = os.environ | {"COLDSTART_CACHE_DIR": str(cache.root)}
+        return subprocess.run(words, env=own, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+    built = run("materialize", "--snapshot", "--format", "json")
+    modes = ("--modes", ",".join(MODES), "--no-steady", "--runs", str(runs))
+    run("bench", *modes, f"--export=json={file}")
+    document = json.loads(file.read_text())
+    for found in document["modes"].values():
+        found.pop("timeline", None)
     return {
         "parameters": weights // 2,  # in bfloat16, beside some kilobytes of headers
         "dtype": "bfloat16",
         "weights_bytes": weights,
         "materialize": {"stages": json.loads(built)["seconds"]},
         "disk_bytes": measure_disk(model, cache),
-        **{name: document[name] for name in ("date", "machine", "versions", "tokens_identical", "failures")},
-        "modes": {
-            mode: {name: value for name, value in row.items() if name != "timeline"}
-            for mode, row in document["modes"].items()
-        },
+        **{name: document[name] for name in ("modes", "date", "machine", "versions", "tokens_identical")},
     }
 
 
@@ -88,11 +82,11 @@ def measure_disk(model: Path, cache: Cache) -> dict[str, int]:
         digest = bundle.find_readable_section("compile").digest
         base += measure_tree(cache.unpacked / digest.removeprefix("sha256:"))
     engine = runtime_image.choose_engine_image_directory(cache.runtimes, bundle.digest)
-    return {
-        **dict.fromkeys((run_order.FRESH, run_order.TEMPLATE_RUNTIME, run_order.TEMPLATE_ENGINE), base),
-        run_order.RUNTIME_SNAPSHOT: base + measure_tree(cache.runtimes),
-        run_order.SNAPSHOT: base + measure_tree(engine),
+    more = {
+        run_order.RUNTIME_SNAPSHOT: measure_tree(cache.runtimes),
+        run_order.SNAPSHOT: measure_tree(engine),
     }
+    return {mode: base + more.get(mode, 0) for mode in MODES if mode != run_order.VLLM_WARM}
 
 
 def measure_tree(place: Path) -> int:
