@@ -27,7 +27,7 @@ Block = Table | Cell
 
 @dataclass(frozen=True)
 class Part:
-    """The text between two marks of a page: blocks made from a result, separated by empty lines."""
+    """The text between two marks of a page: blocks made from a result, separated by empty lines, if it was measured."""
 
     page: str
     mark: str
@@ -37,7 +37,7 @@ class Part:
     def text(self, results: Path = RESULTS) -> str:
         """Return the blocks."""
         result = load(self.result, results)
-        return "\n\n".join(fill(block, result) for block in self.blocks)
+        return "\n\n".join(fill(block, result) for block in self.blocks) if result else "Not measured yet."
 
 
 def fill(block: Block, result: Any) -> str:

@@ -7,13 +7,13 @@ figure in a page is typed by hand.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from importlib import import_module
+from operator import itemgetter
 from pathlib import Path
 
 from benchmarks.common import RESULTS, ROOT, load
-from benchmarks.parts import Part, Row, Table, join, judge, replace
+from benchmarks.parts import Cell, Part, Row, Table, join, judge, replace
 from benchmarks.start import chart
 from coldstart.bench import starts
 
@@ -22,6 +22,7 @@ COLD, FLEET, HOST = (
     "docs/reference/fleet-measurements.md",
     "docs/reference/host-measurements.md",
 )
+PAPERS = ("medusa", "mcache", "fastserve", "paraserve")
 LONGEST_LINE = 240
 """Longest line of a command's output in characters."""
 # Target of the throughput through the gateway over direct.
@@ -205,31 +206,12 @@ def judge_moves(result: Row) -> str:
     )
 
 
-@dataclass(frozen=True)
-class Figures(Part):
-    """All experiments of the paper `result`: a table for each, its command and the reason for the difference."""
-
-    def text(self, results: Path = RESULTS) -> str:
-        return "\n".join(self._lines(results)).rstrip()
-
-    def _lines(self, results: Path) -> Iterator[str]:
-        for number, one in import_module(f"benchmarks.papers.{self.result}").EXPERIMENTS.items():
-            title = f"Figure {number}" if number.isdigit() else number.capitalize().replace("Table", "Table ")
-            command = f"`python -m benchmarks papers/{self.result}-{number}`"
-            found = load(f"papers/{self.result}-{number}", results)
-            if found is None:
-                reason = (
-                    f"Paper: {one.paper}. Needs a GPU: not measured" if one.needs_gpu else "Not measured yet"
-                )
-                yield from (f"**{title}: {one.title}.** {reason} ({command}).", "")
-                continue
-            yield f"**{title}: {one.title}** ({found['kind']}). {one.workload}; {one.sweep}. {command}"
-            yield ""
-            yield from ("| compared | paper | ours |", "|---|---|---|")
-            yield from (f"| {what} | {paper} | {ours} |" for what, paper, ours in found["rows"])
-            yield from ("", f"Why they differ: {one.differs}", "")
+def pick(*titles: str) -> dict[str, Cell]:
+    """Return the columns of rows that are sequences."""
+    return {title: itemgetter(at) for at, title in enumerate(titles)}
 
 
+EXPERIMENT = Table(lambda result: result["rows"], pick("compared", "paper", "ours"))
 SIZES = Table(
     list_sizes,
     {
@@ -273,22 +255,23 @@ SCALE = (
     " {failed:,} failed requests, simulated in {run_s} s.",
     judge_scale,
 )
-GATEWAY = Table(measure_gateway, {"measured": lambda row: row[0], "result": lambda row: row[1]})
-COMMANDS: Mapping[tuple[str, str], str] = {
-    ("docs/tutorial/first-bundle.md", "transcript"): "materialize list validate miss",
-    ("docs/tutorial/first-fast-start.md", "transcript"): "serve request template serve-template stop",
-    (
-        "docs/tutorial/real-model.md",
-        "real-model-cpu",
-    ): "write materialize serve chat template serve-template stop",
-}
-"""Commands by page and result; each has a part of its own."""
+GATEWAY = Table(measure_gateway, pick("measured", "result"))
+COMMANDS = (
+    ("first-bundle", "transcript", "materialize list validate miss"),
+    ("first-fast-start", "transcript", "serve request template serve-template stop"),
+    ("real-model", "real-model-cpu", "write materialize serve chat template serve-template stop"),
+)
+"""Commands by tutorial and result; each has a part of its own."""
 PARTS = [
     Part("README.md", "claim", COLD, (claim,)),
     Part("README.md", "modes", COLD, (compare_modes,)),
     Part("README.md", "memory", COLD, (compare_memory,)),
     show_commands("README.md", "transcript", "up", "up-request", "down"),
-    *(show_commands(*place, name) for place, names in COMMANDS.items() for name in names.split()),
+    *(
+        show_commands(f"docs/tutorial/{page}.md", result, name)
+        for page, result, names in COMMANDS
+        for name in names.split()
+    ),
     Part("docs/tutorial/real-model.md", "tokens", "real-model-cpu", (compare_tokens,)),
     Part(
         "benchmarks/RESULTS.md",
@@ -305,8 +288,9 @@ PARTS = [
     Part(FLEET, "moves", "fleet-moves-cpu", (judge_moves,)),
     Part(FLEET, "scale", "fleet-scale-simulated", SCALE),
     *(
-        Figures(f"docs/explanation/{paper}.md", "figures", paper, ())
-        for paper in ("medusa", "mcache", "fastserve", "paraserve")
+        Part(f"docs/explanation/{paper}.md", f"{paper}-{number}", f"papers/{paper}-{number}", (EXPERIMENT,))
+        for paper in PAPERS
+        for number in import_module(f"benchmarks.papers.{paper}").EXPERIMENTS
     ),
 ]
 

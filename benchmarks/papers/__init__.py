@@ -1,8 +1,9 @@
-"""Experiments of the papers, each declared once: workload, sweep, what is compared, and the paper's value.
+"""Figures and tables of the papers: what is compared, the paper's value, and ours.
 
 An experiment returns rows of (what, paper, ours). `python -m benchmarks papers/fastserve-11` runs one and writes
 results/papers/fastserve-11.json; `python -m benchmarks papers/fastserve` runs all of that paper. `python -m benchmarks tables`
-writes the rows into the page of the paper. An experiment that needs a GPU can be rehearsed: `papers/medusa-3 --rehearse`.
+writes the rows into the page of the paper, which says what is measured and why the values differ. An experiment that needs a
+GPU can be rehearsed: `papers/medusa-3 --rehearse`.
 """
 
 from __future__ import annotations
@@ -22,20 +23,11 @@ Found = tuple[Rows, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Experiment:
-    """One figure or table of a paper.
+    """One figure or table of a paper. With `needs_gpu`, `measure` gets the option --shapes and whether it rehearses."""
 
-    `differs` is the reason for the difference. With `needs_gpu`, `measure` gets the option --shapes and whether it rehearses,
-    and `paper` is shown until there is a result.
-    """
-
-    title: str
-    workload: str
-    sweep: str
-    differs: str
     measure: Callable[..., Found]
     kind: str = "simulated"
     needs_gpu: bool = False
-    paper: str = ""
 
 
 def run(name: str, experiments: Mapping[str, Experiment], arguments: Sequence[str]) -> None:
@@ -45,14 +37,11 @@ def run(name: str, experiments: Mapping[str, Experiment], arguments: Sequence[st
     """
     options = parser(None)
     options.add_argument("numbers", nargs="*", metavar="NUMBER")
-    options.add_argument(
-        "--rehearse", action="store_true", help="take the steps on the CPU, and store no result"
-    )
+    options.add_argument("--rehearse", action="store_true", help="take the steps on the CPU; store nothing")
     options.add_argument("--shapes", help="models on the GPU, of benchmarks/llama.py, such as 1B,7b")
     given = options.parse_args(arguments)
-    wanted = given.numbers or [
-        number for number, one in experiments.items() if one.needs_gpu == given.rehearse
-    ]
+    all_of_a_kind = (number for number, one in experiments.items() if one.needs_gpu == given.rehearse)
+    wanted = given.numbers or list(all_of_a_kind)
     if unknown := [number for number in wanted if number not in experiments]:
         hint = f"hint: choose among {', '.join(experiments)}"
         raise SystemExit(f"error: {name} has no experiment {unknown[0]}\n{hint}")
@@ -68,9 +57,8 @@ def run(name: str, experiments: Mapping[str, Experiment], arguments: Sequence[st
                 f"error: {full} needs a GPU\nhint: rehearse it on the CPU: {' '.join(command)} --rehearse"
             )
         rows, details = one.measure(given.shapes, given.rehearse) if one.needs_gpu else one.measure()
-        declared = {"title": one.title, "kind": one.kind, "workload": one.workload, "sweep": one.sweep}
         if not given.rehearse:
-            finish(full, {"command": command, **declared, "rows": rows, "details": details})
+            finish(full, {"command": command, "kind": one.kind, "rows": rows, "details": details})
         prefix = "rehearsal, no measurement: " if given.rehearse else ""
         for what, paper, ours in rows:
             print(f"{prefix}{what}: paper {paper}, ours {ours}")

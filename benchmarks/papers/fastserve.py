@@ -273,56 +273,8 @@ def figure15() -> Found:
     return rows, {"s_per_token": cells}
 
 
-LENGTHS = "The lengths are drawn from published means and samples, not from the paper's (unpublished) choice of conversations"
-SETUP = "OPT on A100-40GB as a roofline, batch 16, 160 requests, Poisson arrivals"
-EXPERIMENTS = {
-    "1": Experiment(
-        "queueing share of FCFS", "fixed, Alpaca and ShareGPT lengths; OPT-13B as a roofline, batch 16",
-        "loads 0.9 and 1, Poisson arrivals",
-        "Load 1 is our estimate of a full batch's rate. The queue at load 1 grows with the length of the run, here 1,000"
-        " requests.", measure=figure1,
-    ),
-    "5": Experiment(
-        "times of the first four iterations", "OPT-2.7B as a roofline", "input lengths 128 to 1,024",
-        "The roofline has no kernel launches and no attention, which dominate a model of this size; below 128 tokens reading"
-        " the weights takes longer than computing.", measure=figure5,
-    ),
-    "7": Experiment(
-        "average latency of the example", "three jobs at once, one at a time", "four orders",
-        "The times of the jobs are only in the picture.", measure=figure7,
-    ),
-    "8": Experiment(
-        "peak KV memory", "gamma arrivals, 64/s, CV 4, at most 20 output tokens, 5 s", "batches 16, 32, 64; three seeds",
-        f"{LENGTHS}; the paper names no batch size.", measure=figure8,
-    ),
-    "11": Experiment(
-        "rate within 0.3 s per token", f"ShareGPT and Alpaca lengths; {SETUP}", "rates, by bisection",
-        "Not reproduced: runs of 160 requests end before a queue is long, so several systems are within the limit at the"
-        " highest rate tried, three times that of a full batch, and their ratio is cut off (1.00x). With alpha at 300 ms every"
-        " request is promoted once the queue is longer than 300 ms, and the queues become round"
-        f" robin; 60 s avoids this. {LENGTHS}. The slower kernels of vLLM 0.1.7 and FasterTransformer are not simulated, so"
-        " FasterTransformer loses only by its batches, and vLLM is FCFS.", measure=figure11,
-    ),
-    "12": Experiment(
-        "rate within 0.3 s per token at P95", f"ShareGPT lengths; {SETUP}", "rates, by bisection",
-        f"As in figure 11. {LENGTHS}.", measure=figure12,
-    ),
-    "13": Experiment(
-        "P95 goodput", f"ShareGPT lengths; {SETUP}", "5, 10 and 20 times the light-load latency of both phases",
-        "The time per output token counts the pauses of a preempted request, so preemption costs goodput where the limit for"
-        f" it is tight. {LENGTHS}.", measure=figure13,
-    ),
-    "14": Experiment(
-        "other orders over skip-join MLFQ", f"ShareGPT lengths, scaled; {SETUP}; KV memory not limited",
-        "input over output length, 0.25 to 256; loads 1.1 and 2", "The paper names no load, and a longer queue makes each ratio"
-        f" larger. {LENGTHS}.", measure=figure14,
-    ),
-    "15": Experiment(
-        "proactive and reactive swapping, recomputation", f"ShareGPT lengths; {SETUP}; link 20 GB/s", "loads 0.8, 1.2 and 2",
-        "How much is swapped depends on the number of started requests, which alpha bounds. Copies take milliseconds and"
-        " iterations 30 ms, so that waiting for copies costs less here.", measure=figure15,
-    ),
-}  # fmt: skip
+FIGURES = (figure1, figure5, figure7, figure8, figure11, figure12, figure13, figure14, figure15)
+EXPERIMENTS = {measure.__name__.removeprefix("figure"): Experiment(measure) for measure in FIGURES}
 
 if __name__ == "__main__":
     run("fastserve", EXPERIMENTS, sys.argv[1:])

@@ -85,36 +85,17 @@ def figure9() -> Found:
     return rows, {"from": "model-sizes-cpu.json", "stages": built}
 
 
-CPU = "tiny-llama, vLLM on two CPU cores"
-NO_GRAPHS = "The CPU has no CUDA graphs and no memory profiling by a forward pass; compilation and warm-up take their place"
-LLAMAS = "Llama shapes with random weights"
-FROM_ZERO = "requests of a minute with ShareGPT's lengths, of which the first starts the server"
-OTHER_GPU = "Another GPU, vLLM 0.32 and random weights; the starts here import their packages, which the paper keeps warm."
-EXPERIMENTS = {
-    "1": Experiment("loading phase in a cold start", CPU, "one start of vLLM with warm caches", "vLLM 0.32 imports for longer"
-                    " than the paper's, on slow cores, and there are no graphs to capture.", kind="measured", measure=figure1),
-    "2": Experiment("stages of the loading phase", CPU, "one start of vLLM with warm caches", f"{NO_GRAPHS}.", kind="measured",
-                    measure=figure2),
-    "3": Experiment("decode with CUDA graphs over without", f"stock vLLM, {LLAMAS}, one request at a time",
-                    "with and without --enforce-eager", OTHER_GPU, measure=medusa_gpu.prepare(medusa_gpu.figure3),
-                    kind="measured", needs_gpu=True, paper="up to 2.4 times as fast"),
-    "7": Experiment("cold start", CPU, "vLLM and three modes", f"{NO_GRAPHS}; coldstart also skips most imports.",
-                    kind="measured", measure=figure7),
-    "8": Experiment("stages of vLLM and of a start from a bundle", CPU, "two modes", f"{NO_GRAPHS}.", kind="measured",
-                    measure=figure8),
-    "9": Experiment("offline phase", "random Llamas of 16M to 1B parameters, vLLM on two CPU cores", "sizes", "Two slow cores"
-                    " compile the model, and a real start proves the bundle before it is published; no graph is analysed.",
-                    kind="measured", measure=figure9),
-    "10": Experiment("P99 TTFT with traces", f"{LLAMAS}; {FROM_ZERO}", "2 and 10 requests/s, three starts each", OTHER_GPU,
-                     measure=medusa_gpu.prepare(medusa_gpu.figure10), kind="measured", needs_gpu=True,
-                     paper="50.5 % and 53.0 % less"),
-    "11": Experiment("P99 TTFT by throughput", f"{LLAMAS}; {FROM_ZERO}", "1 to 8 requests/s, three starts each", OTHER_GPU,
-                     measure=medusa_gpu.prepare(medusa_gpu.figure11), kind="measured", needs_gpu=True,
-                     paper="43.0 % less at 4.5 requests/s"),
-    "table1": Experiment("nodes of the CUDA graphs", f"graphs in the bundle of {LLAMAS}", "batch sizes", OTHER_GPU,
-                         measure=medusa_gpu.prepare(medusa_gpu.table1), kind="measured", needs_gpu=True,
-                         paper="9,118 to 19,318 for each of ten models"),
-}  # fmt: skip
+GPU = {
+    "3": medusa_gpu.figure3,
+    "10": medusa_gpu.figure10,
+    "11": medusa_gpu.figure11,
+    "table1": medusa_gpu.table1,
+}
+CPU = {"1": figure1, "2": figure2, "7": figure7, "8": figure8, "9": figure9}
+EXPERIMENTS = {number: Experiment(measure, "measured") for number, measure in CPU.items()} | {
+    number: Experiment(medusa_gpu.prepare(measure), "measured", needs_gpu=True)
+    for number, measure in GPU.items()
+}
 
 if __name__ == "__main__":
     run("medusa", EXPERIMENTS, sys.argv[1:])

@@ -359,40 +359,17 @@ def figure14() -> Found:
     ], {}  # fmt: skip
 
 
-LOAD = "hour of 384 models, testbed (ii), synthetic popularity, three seeds"
-LEVELS = (
-    "A fixed popularity keeps the same models warm for the full hour; functions in the authors' trace come and go. The"
-    " simulation has a perfect cache in host memory for ServerlessLLM, the authors' runs did not. In this fleet a 13B"
-    " pipeline does not fit on a V100, because the full model loads beside a rank."
-)
 EXPERIMENTS = {
-    "5": Experiment("TTFT and TPOT by pipeline size and memory", "one cold request, Llama2-7B, four A10 servers",
-                    "1 to 4 ranks, 0 to 4 full workers", "The paper prints curves without values.", measure=figure5),
-    "7": Experiment("burst that needs 30 workers", "240 requests at once, Llama2-13B, 30 servers with one V100",
-                    "single workers, groups of up to four", "The paper shows the shape only. Requests reach"
-                    " the fleet one after another, so the first groups are smaller. In this fleet a full worker"
-                    " loads beside its rank, which needs 38 GB of a device: the row has devices of 40 GB.",
-                    measure=figure7),
-    "9": Experiment("breakdown of techniques", "one cold request, Llama2-13B, four V100 servers", "techniques",
-                    "The fit has one constant for prefetching, streaming and overlap together, so they are one step.",
-                    measure=figure9),
-    "10": Experiment("TTFT attainment by CV and rate", LOAD, "CV 2, 4, 8; 0.6 to 0.8 requests/s", LEVELS,
-                     measure=figure10),
-    "11": Experiment("TTFT attainment under scaled SLOs", LOAD + ", CV 8, 0.7 requests/s", "SLO times 0.5 to 2",
-                     "The paper does not print its scales. " + LEVELS, measure=figure11),
-    "12": Experiment("TTFT attainment by application", LOAD + ", CV 8, 0.6 requests/s", "applications", LEVELS,
-                     measure=figure12),
-    "13": Experiment("token times through a consolidation", "one cold request for 512 tokens, llama of 8 layers on the CPU, two"
-                     " namespaces", "pipeline of two ranks, replaced and kept", "The ranks and the worker share two cores, so a"
-                     " pipeline is hardly slower than one worker; the paper has four ranks, each on a shared GPU.",
-                     figure13, "measured"),
-    "14": Experiment("burst", "16 requests at once for 64 tokens, stopped llama of 8 layers on the CPU, two namespaces, batches"
-                     " of 8", "groups of at most 1 and 2 ranks", "Two ranks, not four, on two cores of one machine.", figure14,
-                     "measured"),
-    "15": Experiment("brownfield", "Azure Functions sample of 31 functions, Llama2-7B, A10, 5 Gbit/s for each function",
-                     "systems", "The paper's functions exchange activations through remote storage, which lengthens its"
-                     " pipelines; the simulation has direct links.", measure=figure15),
-}  # fmt: skip
+    "5": Experiment(figure5),
+    "7": Experiment(figure7),
+    "9": Experiment(figure9),
+    "10": Experiment(figure10),
+    "11": Experiment(figure11),
+    "12": Experiment(figure12),
+    "13": Experiment(figure13, "measured"),
+    "14": Experiment(figure14, "measured"),
+    "15": Experiment(figure15),
+}
 
 if __name__ == "__main__":
     run("paraserve", EXPERIMENTS, sys.argv[1:])

@@ -19,7 +19,7 @@ def measure(shapes: str | None, rehearse: bool) -> papers.Found:
     return [("decode", "2.4x", f"{shapes}, {rehearse}")], {}
 
 
-ONE = {"3": Experiment("decode", "llama", "modes", "none", measure=measure, needs_gpu=True)}
+ONE = {"3": Experiment(measure, needs_gpu=True)}
 
 
 @pytest.fixture
