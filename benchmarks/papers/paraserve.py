@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -31,7 +31,7 @@ from statistics import NormalDist, fmean
 from typing import Any
 
 import numpy as np
-from pandas import read_csv
+from pandas import Series, read_csv
 
 from benchmarks.common import HERE, load
 from benchmarks.fleet.baselines import Cached, FirstFit, Locality
@@ -41,7 +41,7 @@ from coldstart.fleet.roster import Roster
 from coldstart.fleet.sizing import Offer, list_schemes
 from coldstart.fleet.specification import Costs, FleetModel, FleetSettings, Overlap, ServerSpec
 from coldstart.lab.fleet import simulate
-from coldstart.lab.records import ModelRequest, Replay, RequestRecord
+from coldstart.lab.records import ModelRequest, Replay, tabulate
 
 GB = 10**9
 CALIBRATION = load("fleet-cold-ttft")
@@ -111,12 +111,6 @@ def force(model: FleetModel, ranks: int, *, full: bool = False) -> FleetModel:
     return replace(model, unavailable={n: "not compared" for n in range(1, 5) if n != ranks}, tpot_s=tpot_s)
 
 
-def tpot_s(record: RequestRecord) -> float:
-    """Return the mean time of the tokens after the first one; 0 for a single token."""
-    assert record.finished_s is not None and record.first_token_s is not None
-    return (record.finished_s - record.first_token_s) / max(1, record.output_tokens - 1)
-
-
 def llama(size: str, costs: Costs, **options: Any) -> FleetModel:
     gb, decode, _, _ = SIZES[size]
     memory, costs = round((gb + KV_GB) * GB), replace(costs, decode_s=decode)
@@ -141,8 +135,8 @@ def figure5() -> Found:
     model = llama("7b", replace(base.costs, join_s=FIT["rank_s"], hop_s=HOP_S))
     rows: Rows = []
     for ranks in range(1, 5):
-        (served,) = simulate([one_request("7b")], servers, [force(model, ranks)], settings).records
-        shown = f"TTFT {served.ttft_s:.1f} s, TPOT {1e3 * tpot_s(served):.0f} ms"
+        served = tabulate(simulate([one_request("7b")], servers, [force(model, ranks)], settings).records)
+        shown = f"TTFT {served['ttft_s'][0]:.1f} s, TPOT {1e3 * served['tpot_s'][0]:.0f} ms"
         rows.append((f"{ranks} ranks", "not printed; TTFT falls and TPOT rises", shown))
     offers = [Offer(one.name, one.network, one.load, one.memory) for one in servers]
     for scheme in list_schemes(force(model, 4), offers, settings):
@@ -233,24 +227,20 @@ def draw_requests(rate: float, cv: float, seed: int, skew: float = SKEW) -> list
 
 def attained(
     name: str, requests: Sequence[ModelRequest], scale: float = 1.0, *, tpot: bool = False
-) -> dict[str, list[bool]]:
+) -> Series[bool]:
     """Return whether each request met its limit, by application."""
     of = system(name)
     offered = models(of.costs, scale)
     limits = {model.name: model.tpot_s if tpot else model.ttft_s for model in offered}
-    met: dict[str, list[bool]] = {}
-    for one in of.simulate(requests, testbed(of.load), offered).records:
-        in_time = one.ok and (tpot_s(one) if tpot else one.ttft_s or inf) <= limits[str(one.model)]
-        met.setdefault(str(one.model).partition("/")[0], []).append(in_time)
-    return met
-
-
-def percent(met: Mapping[str, list[bool]]) -> float:
-    return 100 * fmean(one for each in met.values() for one in each)
+    done = tabulate(of.simulate(requests, testbed(of.load), offered).records)
+    # A single token has no time per token, and a failed request no time to its first token.
+    seconds = done["tpot_s"].fillna(0.0) if tpot else done["ttft_s"]
+    met = done["ok"] & (seconds <= done["model"].map(limits))
+    return met.set_axis(done["model"].str.partition("/")[0])
 
 
 def mean(name: str, cv: float, rate: float, **how: Any) -> float:
-    return fmean(percent(attained(name, draw_requests(rate, cv, seed), **how)) for seed in SEEDS)
+    return 100 * fmean(attained(name, draw_requests(rate, cv, seed), **how).mean() for seed in SEEDS)
 
 
 def figure10() -> Found:
@@ -272,7 +262,9 @@ def figure10() -> Found:
     skews = {}
     for skew in (1.5, 2.0, 2.4, 2.8, 3.2, 3.5):
         requests = draw_requests(0.7, 4, 0, skew)
-        skews[str(skew)] = {name: round(percent(attained(name, requests)), 1) for name in (VLLM, PAPER, OWN)}
+        skews[str(skew)] = {
+            name: round(100 * attained(name, requests).mean(), 1) for name in (VLLM, PAPER, OWN)
+        }
     return rows, {"seeds": len(SEEDS), "attainment by skew of popularity, CV 4, 0.7 requests/s": skews}
 
 
@@ -296,7 +288,7 @@ def figure12() -> Found:
     found = {name: [attained(name, requests) for requests in loads] for name in ATTAINMENT}
     claims = {"chat": "up to 1.61x", "code": "up to 1.70x", "summaries": "few violations by any system"}
     for application, paper in claims.items():
-        value = {name: 100 * fmean(fmean(each[application]) for each in of) for name, of in found.items()}
+        value = {name: 100 * fmean(each[application].mean() for each in of) for name, of in found.items()}
         for name, one in value.items():
             shown = f"{one:.1f} %, {one / value[VLLM]:.2f}x"
             rows.append((f"{application}, {name}", paper if name == PAPER else "-", shown))
