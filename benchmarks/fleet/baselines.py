@@ -58,11 +58,7 @@ class Cached(FirstFit):
             self._remember(worker)
 
     def _remember(self, worker: FleetWorker) -> None:
-        size, limit, cached = (
-            worker.launch.size,
-            self._limits[worker.server],
-            self._cached[worker.server],
-        )
+        size, limit, cached = worker.launch.size, self._limits[worker.server], self._cached[worker.server]
         if size <= limit:
             cached.pop(worker.launch.model, None)
             cached[worker.launch.model] = size

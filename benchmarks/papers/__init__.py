@@ -30,6 +30,11 @@ class Experiment:
     needs_gpu: bool = False
 
 
+def declare(*measures: Callable[..., Found], kind: str = "simulated") -> dict[str, Experiment]:
+    """Return experiments by number: `figure7` is "7", and `table2` is "table2"."""
+    return {measure.__name__.removeprefix("figure"): Experiment(measure, kind) for measure in measures}
+
+
 def run(name: str, experiments: Mapping[str, Experiment], arguments: Sequence[str]) -> None:
     """Run experiments of the paper `name`; without numbers, all that need no GPU, or rehearse all others.
 

@@ -15,7 +15,7 @@ from math import inf
 from statistics import fmean
 from typing import Any, cast
 
-from benchmarks.papers import Experiment, Found, Rows, engine, run
+from benchmarks.papers import Found, Rows, declare, engine, run
 from benchmarks.papers.engine import OPT_2_7B, OPT_13B, OPT_66B, OPT_175B, Engine, NaiveMlfq, Request
 from benchmarks.papers.lengths import Sizes, alpaca, arrive, sharegpt
 from coldstart.scheduling.job import Job
@@ -273,8 +273,7 @@ def figure15() -> Found:
     return rows, {"s_per_token": cells}
 
 
-FIGURES = (figure1, figure5, figure7, figure8, figure11, figure12, figure13, figure14, figure15)
-EXPERIMENTS = {measure.__name__.removeprefix("figure"): Experiment(measure) for measure in FIGURES}
+EXPERIMENTS = declare(figure1, figure5, figure7, figure8, figure11, figure12, figure13, figure14, figure15)
 
 if __name__ == "__main__":
     run("fastserve", EXPERIMENTS, sys.argv[1:])

@@ -26,7 +26,7 @@ from statistics import fmean
 
 from benchmarks.common import load
 from benchmarks.host.baselines import cache
-from benchmarks.papers import Experiment, Found, Rows, run
+from benchmarks.papers import Found, Rows, declare, run
 from coldstart.host.policies import ModelCost
 
 SIZES_GB = {
@@ -60,23 +60,23 @@ def arrivals(kind: str, seed: int) -> Arrivals:
     """
     random = Random(f"{kind}/{seed}")
     popularity = sorted(random.lognormvariate(0, 2.3) for _ in range(SERVICES * 10 // 9))[:SERVICES]
-    place: Callable[[int], int] = {"random": lambda i: random.randrange(7), "round-robin": lambda i: i % 7,
-             "quantile": lambda i: 6 - i * 7 // SERVICES, "quantile-r": lambda i: i * 7 // SERVICES}[kind]  # fmt: skip
+    place: Callable[[int], int] = {
+        "random": lambda i: random.randrange(7),
+        "round-robin": lambda i: i % 7,
+        "quantile": lambda i: 6 - i * 7 // SERVICES,
+        "quantile-r": lambda i: i * 7 // SERVICES,
+    }[kind]
     models = [SLOWEST[place(i)] for i in range(SERVICES)]
     weights = [[p * exp(random.gauss(0, SPREAD)) for p in popularity] for _ in range(WINDOWS)]
     total, found = sum(map(sum, weights)), Arrivals()
     for window, row in enumerate(weights):
-        invoked = [
-            m for m, w in zip(models, row, strict=True) for _ in range(_round(REQUESTS * w / total, random))
-        ]
+        shares = (REQUESTS * weight / total for weight in row)
+        counts = [int(share) + (random.random() < share % 1) for share in shares]
+        invoked = [model for model, count in zip(models, counts, strict=True) for _ in range(count)]
         random.shuffle(invoked)
         gap = WINDOW_S / max(1, len(invoked))
         found += [(window * WINDOW_S + i * gap, model) for i, model in enumerate(invoked)]
     return found
-
-
-def _round(value: float, random: Random) -> int:
-    return int(value) + (random.random() < value % 1)
 
 
 @once
@@ -178,15 +178,8 @@ def table3() -> Found:
     return rows, {"spread": SPREAD, "seeds": len(SEEDS)}
 
 
-EXPERIMENTS = {
-    "6": Experiment(figure6),
-    "7": Experiment(figure7),
-    "8": Experiment(figure8),
-    "9": Experiment(figure9),
-    "10": Experiment(figure10),
-    "table2": Experiment(table2, "measured"),
-    "table3": Experiment(table3),
-}
+SIMULATED = declare(figure6, figure7, figure8, figure9, figure10, table3)
+EXPERIMENTS = SIMULATED | declare(table2, kind="measured")
 
 if __name__ == "__main__":
     run("mcache", EXPERIMENTS, sys.argv[1:])

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.common import load
-from benchmarks.papers import Experiment, Found, Rows, medusa_gpu, run
+from benchmarks.papers import Experiment, Found, Rows, declare, run
+from benchmarks.papers import medusa_gpu as gpu
 
 VLLM, OURS = "vllm-warm", "fresh"
 
@@ -85,16 +86,9 @@ def figure9() -> Found:
     return rows, {"from": "model-sizes-cpu.json", "stages": built}
 
 
-GPU = {
-    "3": medusa_gpu.figure3,
-    "10": medusa_gpu.figure10,
-    "11": medusa_gpu.figure11,
-    "table1": medusa_gpu.table1,
-}
-CPU = {"1": figure1, "2": figure2, "7": figure7, "8": figure8, "9": figure9}
-EXPERIMENTS = {number: Experiment(measure, "measured") for number, measure in CPU.items()} | {
-    number: Experiment(medusa_gpu.prepare(measure), "measured", needs_gpu=True)
-    for number, measure in GPU.items()
+GPU = {"3": gpu.figure3, "10": gpu.figure10, "11": gpu.figure11, "table1": gpu.table1}
+EXPERIMENTS = declare(figure1, figure2, figure7, figure8, figure9, kind="measured") | {
+    number: Experiment(gpu.prepare(measure), "measured", needs_gpu=True) for number, measure in GPU.items()
 }
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from pandas import Series, read_csv
 from benchmarks.common import HERE, load
 from benchmarks.fleet.baselines import Cached, FirstFit, Locality
 from benchmarks.fleet.cold_ttft import COLD_TTFT_S, SIZES_GB
-from benchmarks.papers import Experiment, Found, Rows, run
+from benchmarks.papers import Found, Rows, declare, run
 from coldstart.fleet.roster import Roster
 from coldstart.fleet.sizing import Offer, list_schemes
 from coldstart.fleet.specification import Costs, FleetModel, FleetSettings, Overlap, ServerSpec
@@ -351,17 +351,8 @@ def figure14() -> Found:
     ], {}  # fmt: skip
 
 
-EXPERIMENTS = {
-    "5": Experiment(figure5),
-    "7": Experiment(figure7),
-    "9": Experiment(figure9),
-    "10": Experiment(figure10),
-    "11": Experiment(figure11),
-    "12": Experiment(figure12),
-    "13": Experiment(figure13, "measured"),
-    "14": Experiment(figure14, "measured"),
-    "15": Experiment(figure15),
-}
+SIMULATED = declare(figure5, figure7, figure9, figure10, figure11, figure12, figure15)
+EXPERIMENTS = SIMULATED | declare(figure13, figure14, kind="measured")
 
 if __name__ == "__main__":
     run("paraserve", EXPERIMENTS, sys.argv[1:])
