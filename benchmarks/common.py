@@ -6,7 +6,7 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
@@ -50,8 +50,9 @@ def parser(documentation: str | None) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(description=documentation, formatter_class=form)
 
 
-def spread(values: Sequence[float]) -> dict[str, float]:
+def spread(values: Iterable[float]) -> dict[str, float]:
     """Return number, median, quartiles and range of the values."""
+    values = [float(value) for value in values]
     low, middle, high = quantiles(values, n=4)
     return {"n": len(values), "p50": middle, "p25": low, "p75": high, "min": min(values), "max": max(values)}
 

@@ -102,6 +102,7 @@ class NaiveMlfq(SkipJoinMlfq):
 
 
 Policy = Ranked | SkipJoinMlfq
+Order = Callable[[IterationProfile], Policy]
 
 
 def fcfs(profile: IterationProfile) -> Policy:
@@ -112,9 +113,7 @@ def fixed_priority(profile: IterationProfile) -> Policy:
     return Ranked(lambda job: profile.prefill(job.prompt_tokens))
 
 
-def mlfq(
-    alpha_s: float = 0.3, form: str = "paper", kind: type[SkipJoinMlfq] = SkipJoinMlfq
-) -> Callable[[IterationProfile], Policy]:
+def mlfq(alpha_s: float = 0.3, form: str = "paper", kind: type[SkipJoinMlfq] = SkipJoinMlfq) -> Order:
     """Return a maker of queues of the server; "paper" is FastServe's published form."""
     settings = SchedulerSettings(alpha_s=alpha_s, mlfq=form)  # type: ignore[arg-type]
     return lambda profile: kind(profile, settings)
@@ -146,27 +145,26 @@ class Request(Job):
         return self.latency_s / self.output
 
 
+@dataclass
 class Engine:
     """One run of an engine with a batch of at most `batch` requests.
 
     `whole`: a batch runs until its last request ends, as FasterTransformer's does. `peak` is the most KV tokens held.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        order: Callable[[IterationProfile], Policy],
-        batch: int,
-        *,
-        strategy: str = "proactive",
-        kv_tokens: float | None = None,
-        whole: bool = False,
-    ) -> None:
-        self.profile, self.batch, self.strategy, self.whole = model.profile(), batch, strategy, whole
-        self.policy = order(self.profile)
-        self.capacity = model.kv_tokens if kv_tokens is None else kv_tokens
-        self.copy_s = model.kv_bytes_per_token / (LINK * model.gpus)
-        self.context_s = model.kv_bytes_per_token / (BANDWIDTH * model.gpus)
+    model: Model
+    order: Order
+    batch: int
+    strategy: str = "proactive"
+    kv_tokens: float | None = None
+    whole: bool = False
+
+    def __post_init__(self) -> None:
+        self.profile = self.model.profile()
+        self.policy = self.order(self.profile)
+        self.capacity = self.model.kv_tokens if self.kv_tokens is None else self.kv_tokens
+        self.copy_s = self.model.kv_bytes_per_token / (LINK * self.model.gpus)
+        self.context_s = self.model.kv_bytes_per_token / (BANDWIDTH * self.model.gpus)
         self.held = self.peak = 0
         self._on_device: dict[str, Request] = {}
         self._link_free = self._now = self._blocked_s = 0.0

@@ -17,7 +17,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from math import log
 from pathlib import Path
@@ -26,6 +26,7 @@ from statistics import fmean
 from typing import Any
 
 import aiohttp
+from pandas import DataFrame
 
 from benchmarks.common import about, finish, parser, spread
 from coldstart.bench import facts
@@ -93,16 +94,9 @@ async def serve(port: int, burst: Burst) -> tuple[dict[str, float], list[list[in
     return times, [tokens for _, tokens in answers]
 
 
-def compare(runs: Mapping[str, Sequence[Mapping[str, float]]], name: str) -> Row:
+def compare(first: DataFrame, other: DataFrame) -> Row:
     """Return the times of a scheduler, and the first one's over them, round by round."""
-    pairs = list(zip(runs[FIRST], runs[name], strict=True))
-    return {
-        key: {
-            "s": spread([one[key] for _, one in pairs]),
-            "ratio": spread([base[key] / one[key] for base, one in pairs]),
-        }
-        for key in pairs[0][0]
-    }
+    return {key: {"s": spread(other[key]), "ratio": spread(first[key] / other[key])} for key in other}
 
 
 def measure_bursts(seconds: float) -> Row:
@@ -129,10 +123,10 @@ def measure_bursts(seconds: float) -> Row:
             for scheduler, tokens in answers.items():
                 equal[scheduler] += sum(map(list.__eq__, tokens, answers[FIRST]))
             number += 1
-    later = {scheduler: of[1:] for scheduler, of in runs.items()}
+    later = {scheduler: DataFrame(of[1:]) for scheduler, of in runs.items()}
     rows = [
-        {"scheduler": one, "equal": equal[one], "fallbacks": fallbacks[one], **compare(later, one)}
-        for one in runs
+        {"scheduler": name, "equal": equal[name], "fallbacks": fallbacks[name], **compare(later[FIRST], of)}
+        for name, of in later.items()
     ]
     return {"requests": REQUESTS, "batch": BATCH, "answers": REQUESTS * number, "schedulers": rows}
 
