@@ -86,9 +86,12 @@ def figure9() -> Found:
     return rows, {"from": "model-sizes-cpu.json", "stages": built}
 
 
-GPU = {"3": gpu.figure3, "10": gpu.figure10, "11": gpu.figure11, "table1": gpu.table1}
-EXPERIMENTS = declare(figure1, figure2, figure7, figure8, figure9, kind="measured") | {
-    number: Experiment(gpu.prepare(measure), "measured", needs_gpu=True) for number, measure in GPU.items()
+CPU = declare(figure1, figure2, figure7, figure8, figure9, kind="measured")
+EXPERIMENTS = CPU | {
+    "3": Experiment(gpu.prepare(gpu.figure3), "measured", needs_gpu=True),
+    "10": Experiment(gpu.prepare(gpu.figure10), "measured", needs_gpu=True),
+    "11": Experiment(gpu.prepare(gpu.figure11), "measured", needs_gpu=True),
+    "table1": Experiment(gpu.prepare(gpu.table1), "measured", needs_gpu=True),
 }
 
 if __name__ == "__main__":
