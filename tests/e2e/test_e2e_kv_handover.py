@@ -71,7 +71,7 @@ def _begin(pair: Pair, prompt: list[int], request: str, tokens: int = TOKENS) ->
 
 def _loads(served: Served) -> int:
     """Return how often a rank of the server has loaded the KV of a request."""
-    return served.log.read_text(errors="replace").count("KV of a request: ")
+    return served.log.read_text(errors="replace").count("loaded the KV of a request: ")
 
 
 @pytest.mark.parametrize("length", [5, 100, 400])
