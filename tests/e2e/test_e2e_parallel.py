@@ -65,6 +65,8 @@ def test_the_ranks_of_a_pipeline_restore_their_compiled_code(machine: Machine) -
     here.run("materialize", "tiny-llama", "--", *flags)
     with here.serving("tiny-llama", vllm=flags) as restored:
         assert restored.report["fast_path"]["compile"] and not restored.report["fallbacks"]
+        # A spawned rank would import everything again.
+        assert not [one for one in restored.family() if "spawn_main" in " ".join(one.cmdline())]
         tokens = restored.tokens()
     with here.serving("tiny-llama", "--on-miss", "warn", vllm=(*flags, *TRACED)) as traced:
         assert traced.tokens() == tokens

@@ -7,6 +7,7 @@ number of threads as vLLM's CPU binding, so reductions and tokens are the same.
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -93,8 +94,16 @@ def find_worker_mismatch(args: Namespace, plan: LaunchPlan) -> str | None:
     return None
 
 
-def use_serving_threads(config: VllmConfig) -> None:
-    """Set torch's number of OpenMP threads to the number that vLLM's own worker uses on this machine."""
+def use_serving_threads(config: VllmConfig, rank: int | None = None) -> None:
+    """Set torch's number of OpenMP threads to the number that vLLM's own worker uses on this machine.
+
+    A worker process with the local rank `rank` is bound to the CPUs that vLLM assigns to that rank.
+    """
     manager = OMPProcessManager(config)
-    if not manager.skip_setup and torch.get_num_threads() != (count := len(manager.cpu_lists[0])):
-        _set_num_threads(count)
+    if manager.skip_setup:
+        return
+    cpus = manager.cpu_lists[rank or 0]
+    if rank is not None:
+        os.sched_setaffinity(0, cpus)
+    if torch.get_num_threads() != len(cpus):
+        _set_num_threads(len(cpus))

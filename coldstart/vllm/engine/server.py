@@ -177,9 +177,9 @@ async def start_engine(args: Namespace, plan: LaunchPlan, app: EarlyApplication)
         config = create_config(args)
         if scheduler.settle(args, config, plan):
             config = create_config(args)
-    # A spawned engine repeats all imports, which takes about 10 s on a GPU. On the CPU, creating the configuration forces
-    # "spawn" for worker processes. Our executor has no worker process; other executors keep "spawn".
-    forks = args.distributed_executor_backend == components.EXECUTOR or not current_platform.is_cpu()
+    # A spawned engine or rank repeats all imports, which takes about 10 s on a GPU. On the CPU, creating the configuration
+    # forces "spawn", because OpenMP reads its settings when it is loaded. Our worker applies them itself.
+    forks = args.worker_cls == components.WORKER or not current_platform.is_cpu()
     if forks:
         os.environ[START_METHOD] = "fork"
     # The forked engine inherits our loggers; configuring them again would take longer than adopting a prebuilt worker.
@@ -341,9 +341,23 @@ def run_headless(args: Namespace, plan: LaunchPlan) -> int:
     report = {"fast_path": {}, "fallbacks": fallback.encode(plan.fallbacks), "tokens": [], "headless": True}
     send_report(take_ready_pipe(), report)
     args.api_server_count = 0  # as vLLM's own command sets it
+    if args.worker_cls == components.WORKER:
+        fork_workers(command)
+        gc.freeze()
     gc.enable()
     command.run_headless(args)
     return 0
+
+
+def fork_workers(command: Any) -> None:
+    """Make `run_headless` of vLLM's module `command` fork its workers, although its configuration forces "spawn" on the CPU."""
+    executor = command.MultiprocExecutor
+
+    def start(*arguments: Any, **keywords: Any) -> Any:
+        os.environ[START_METHOD] = "fork"
+        return executor(*arguments, **keywords)
+
+    command.MultiprocExecutor = start
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.system import timeline
 from coldstart.system.ipc.peers import PeerError
 from coldstart.vllm import compat
-from coldstart.vllm.engine import compiled
+from coldstart.vllm.engine import collection, compiled, executor
 from coldstart.vllm.sleep import NAME as SLEEP_BACKEND
 from coldstart.vllm.weights import entry
 
@@ -77,6 +77,8 @@ class ColdWorker(CPUWorker):
     fallbacks: list[Fallback]
 
     def init_device(self) -> None:
+        if self._is_rank():
+            executor.use_serving_threads(self.vllm_config, self.local_rank)
         super().init_device()
         self.plan = LaunchPlan.current()
         self.used_sections, self.fallbacks, self.restored, self.warm = {}, [], False, False
@@ -119,8 +121,11 @@ class ColdWorker(CPUWorker):
     def _share(self, stack: ExitStack) -> None:
         from coldstart.vllm.weights import sharing
 
-        is_rank = self.parallel_config.world_size > 1
-        stack.enter_context(sharing.share_weights(self.model_runner, is_rank=is_rank))
+        stack.enter_context(sharing.share_weights(self.model_runner, is_rank=self._is_rank()))
+
+    def _is_rank(self) -> bool:
+        """Return whether this worker is a rank of a pipeline, which has its own process."""
+        return bool(self.parallel_config.world_size > 1)
 
     def _restore(self, directory: Path) -> None:
         kernels = compiled.list_kernels(directory)
@@ -187,6 +192,12 @@ class ColdWorker(CPUWorker):
         self.warm_up()
         available: int = super().determine_available_memory()
         return available
+
+    def compile_or_warm_up_model(self) -> Any:
+        times = super().compile_or_warm_up_model()
+        if self._is_rank():  # vLLM's engine resumes the collections of its own process only
+            collection.resume_collections()
+        return times
 
     def _should_warm_up_model(self) -> bool:
         if self.restored or not super()._should_warm_up_model():

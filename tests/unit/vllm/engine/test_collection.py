@@ -6,12 +6,16 @@ import contextlib
 import gc
 import os
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("vllm")
+from vllm.v1.worker.cpu_worker import CPUWorker
+
 from coldstart.vllm.engine import collection
+from coldstart.vllm.engine.worker import ColdWorker
 
 
 @pytest.fixture
@@ -80,3 +84,15 @@ def test_only_a_process_that_starts_passes_it_on_to_its_children(
     assert gc.isenabled() is not starting
     gc.collect()
     assert collections == ([] if starting else ["collect"])
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_warm_rank_collects_in_its_own_process(
+    worker: Any, collections: list[str], monkeypatch: pytest.MonkeyPatch, ranks: int
+) -> None:
+    monkeypatch.setattr(CPUWorker, "compile_or_warm_up_model", lambda _: None)
+    rank = ColdWorker.__new__(ColdWorker)
+    rank.parallel_config = SimpleNamespace(world_size=ranks)
+    collection.postpone_in_process()
+    rank.compile_or_warm_up_model()
+    assert gc.isenabled() is (ranks > 1)
