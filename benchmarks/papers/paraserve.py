@@ -4,7 +4,7 @@ Start times come from `fleet/cold_ttft`. "ParaServe" grows a rank in place and m
 "this fleet" loads the full model in a second engine beside a rank, which on a GPU holds (1 + 1/s) times the weights until the
 switch (its engines on the CPU share them), and moves a stream in 0.45 s, as was measured.
 
-Figures 13 and 14 are measured on two network namespaces (`papers/paraserve_live.py`), which need root.
+Figures 13 and 14 and `paraserve-links` are measured on two network namespaces (`papers/paraserve_live.py`), which need root.
 
 Figures 10 to 12 have the servers, models, SLOs and request rates of the paper (testbed ii, table 2): 2 servers of 4 A10
 (64 Gbit/s), 4 of 4 V100 (16 Gbit/s), and 384 models, 64 each of Llama2-7B and 13B for chat, code and summaries, with 5 GB of
@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from math import inf, log
-from statistics import NormalDist, fmean
+from statistics import NormalDist, fmean, median
 from typing import Any
 
 import numpy as np
@@ -351,8 +351,24 @@ def figure14() -> Found:
     ], {}  # fmt: skip
 
 
+def links() -> Found:
+    """Cold TTFT of one worker and of two ranks at three link rates, measured, against equations 1 and 5."""
+    from benchmarks.papers import paraserve_live as live
+
+    rows: Rows = []
+    errors = []
+    for fetch_s in (8.0, live.FETCH_S, 31.0):
+        times = [asyncio.run(live.start(ranks, fetch_s)) for ranks in (1, live.RANKS)]
+        (one, _), (two, _) = times
+        errors += [abs(predicted / found - 1) for found, predicted in times]
+        rows.append((f"weights fetched in {fetch_s:g} s: two ranks over one worker", "-",
+                     f"{two / one:.2f}x ({two:.1f} s, {one:.1f} s)"))  # fmt: skip
+    return [*rows, ("error of the predicted time, median and largest", "-",
+                    f"{100 * median(errors):.0f} %, {100 * max(errors):.0f} %")], {"errors": errors}  # fmt: skip
+
+
 SIMULATED = declare(figure5, figure7, figure9, figure10, figure11, figure12, figure15)
-EXPERIMENTS = SIMULATED | declare(figure13, figure14, kind="measured")
+EXPERIMENTS = SIMULATED | declare(figure13, figure14, links, kind="measured")
 
 if __name__ == "__main__":
     run("paraserve", EXPERIMENTS, sys.argv[1:])

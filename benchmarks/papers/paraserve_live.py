@@ -25,6 +25,7 @@ from benchmarks.fleet.linked import Heard, LinkedFleet, linked_fleet, materializ
 from coldstart.contract.arguments import Arguments
 from coldstart.fleet.live.deployments import build_deployment
 from coldstart.fleet.live.orders import build_rank_arguments
+from coldstart.fleet.sizing import Offer, list_schemes
 from coldstart.fleet.specification import FleetSettings, ServerSpec
 from coldstart.host.launches import Launch
 from coldstart.system.paths import Cache
@@ -59,23 +60,35 @@ def prepare() -> tuple[Path, int, list[str]]:
 
 
 @asynccontextmanager
-async def cold(ranks: int, workers: int = 1, *, consolidate: bool = True) -> AsyncIterator[LinkedFleet]:
-    """Yield a fleet whose two servers have nothing of the deployed model."""
+async def cold(
+    ranks: int, workers: int = 1, *, consolidate: bool = True, fetch_s: float = FETCH_S, only: bool = False
+) -> AsyncIterator[LinkedFleet]:
+    """Yield a fleet whose two servers have nothing of the deployed model, which a link fetches in `fetch_s` seconds.
+
+    With `only`, no other number of ranks than `ranks` can be chosen.
+    """
     bare, size, words = prepare()
     settings, memory = FleetSettings(most_ranks=ranks, consolidate=consolidate), str(int(size * (1 + KV)))
     async with linked_fleet(settings) as fleet:
         range_server.HOST = fleet.links.bridge
         with range_server.run_server(bare.with_name(SHAPE)) as source:
             for name in ("one", "two"):
-                fleet.join(ServerSpec(name, int(DEVICE * size), size / FETCH_S, 1e10), size / FETCH_S)
+                fleet.join(ServerSpec(name, int(DEVICE * size), size / fetch_s, 1e10), size / fetch_s)
             launch = Launch(NAME, str(bare), Arguments(words), weights_from=source.url)
             await fleet.warm(launch)
-            limits: dict[str, Any] = {"slo": (TTFT_S, inf), "idle_s": 600.0, "batch": BATCH, "memory": memory}
+            limits: dict[str, Any] = {
+                "slo": (inf if only else TTFT_S, inf),
+                "idle_s": 600.0,
+                "batch": BATCH,
+                "memory": memory,
+            }
             made = build_deployment(launch, Cache.at(), offline=True, workers=(0, workers), **limits)
             # The bundles' own times depend on what else ran when they were built.
             costs = replace(made.spec.costs, library_s=FIT["runtime_s"])
             seconds = {count: FIT["first_s"] + count * FIT["rank_s"] for count in (1, RANKS)}
-            fleet.control.deploy(replace(made, spec=replace(made.spec, costs=costs, recorded=seconds)))
+            unavailable = {count: "not compared" for count in (1, RANKS) if only and count != ranks}
+            spec = replace(made.spec, costs=costs, recorded=seconds, unavailable=unavailable)
+            fleet.control.deploy(replace(made, spec=spec))
             yield fleet
 
 
@@ -140,3 +153,13 @@ async def burst(ranks: int) -> tuple[float, float]:
         all_heard = await asyncio.gather(*(ask(fleet, BURST_TOKENS, number) for number in range(BURST)))
     ttft = fmean(one.times[0] - one.began for one in all_heard)
     return ttft, fmean(b - a for one in all_heard for a, b in pairwise(one.times))
+
+
+async def start(ranks: int, fetch_s: float) -> tuple[float, float]:
+    """Start a stopped model on `ranks` servers; return the seconds to the first token, and those that were predicted."""
+    async with cold(ranks, consolidate=False, fetch_s=fetch_s, only=True) as fleet:
+        spec = fleet.control.state.models[NAME].spec
+        offers = [Offer(name, spec.size / fetch_s, 1e10, int(DEVICE * spec.size)) for name in fleet.nodes]
+        predicted = next(list_schemes(spec, offers, FleetSettings(most_ranks=ranks))).ttft_s
+        heard = await ask(fleet, 2)
+    return heard.times[0] - heard.began, predicted

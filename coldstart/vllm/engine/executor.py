@@ -7,14 +7,12 @@ number of threads as vLLM's CPU binding, so reductions and tokens are the same.
 
 from __future__ import annotations
 
-import os
 from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from vllm.config import VllmConfig
-from vllm.utils.ompmultiprocessing import OMPProcessManager
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.worker.worker_base import WorkerWrapperBase
 
@@ -22,10 +20,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.system import timeline
 from coldstart.system.proc.lifeline import die_with_parent
 from coldstart.vllm import compat
-from coldstart.vllm.engine import adoption, components
-
-# vLLM's CPU worker disables torch.set_num_threads, but a worker that is adopted after a fork needs it.
-_set_num_threads = torch.set_num_threads
+from coldstart.vllm.engine import adoption, components, threads
 
 
 @dataclass
@@ -45,7 +40,7 @@ class ColdExecutor(UniProcExecutor):
 
     def _init_executor(self) -> None:
         die_with_parent()
-        use_serving_threads(self.vllm_config)
+        threads.use_serving_threads(self.vllm_config)
         built = _kept.pop() if _kept else None
         if built is not None and built.unfit is None:
             self._adopt(built.worker)
@@ -76,11 +71,11 @@ def _import_worker() -> None:
 
 def prebuild_worker(config: VllmConfig, arguments: Mapping[str, str]) -> None:
     """Build a worker and store it for adoption. It uses one OpenMP thread, because a thread team does not survive a fork."""
-    _set_num_threads(1)
+    threads.set_num_threads(1)
     executor = UniProcExecutor(config)
     executor.collective_rpc("warm_up")
     _kept.append(_Built(executor.driver_worker, arguments))
-    torch.set_num_threads = _set_num_threads
+    torch.set_num_threads = threads.set_num_threads
 
 
 def find_worker_mismatch(args: Namespace, plan: LaunchPlan) -> str | None:
@@ -92,18 +87,3 @@ def find_worker_mismatch(args: Namespace, plan: LaunchPlan) -> str | None:
         built.unfit = adoption.find_difference(built.arguments, adoption.describe_worker(args, plan))
         return built.unfit
     return None
-
-
-def use_serving_threads(config: VllmConfig, rank: int | None = None) -> None:
-    """Set torch's number of OpenMP threads to the number that vLLM's own worker uses on this machine.
-
-    A worker process with the local rank `rank` is bound to the CPUs that vLLM assigns to that rank.
-    """
-    manager = OMPProcessManager(config)
-    if manager.skip_setup:
-        return
-    cpus = manager.cpu_lists[rank or 0]
-    if rank is not None:
-        os.sched_setaffinity(0, cpus)
-    if torch.get_num_threads() != len(cpus):
-        _set_num_threads(len(cpus))

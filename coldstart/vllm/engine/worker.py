@@ -25,7 +25,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.system import timeline
 from coldstart.system.ipc.peers import PeerError
 from coldstart.vllm import compat
-from coldstart.vllm.engine import collection, compiled, executor
+from coldstart.vllm.engine import collection, compiled, threads
 from coldstart.vllm.sleep import NAME as SLEEP_BACKEND
 from coldstart.vllm.weights import entry
 
@@ -78,7 +78,7 @@ class ColdWorker(CPUWorker):
 
     def init_device(self) -> None:
         if self._is_rank():
-            executor.use_serving_threads(self.vllm_config, self.local_rank)
+            threads.use_serving_threads(self.vllm_config, self.local_rank)
         super().init_device()
         self.plan = LaunchPlan.current()
         self.used_sections, self.fallbacks, self.restored, self.warm = {}, [], False, False

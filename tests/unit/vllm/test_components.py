@@ -173,6 +173,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Callable[[LaunchPlan], Any]:
             monkeypatch.setattr(module.CPUWorker, name, getattr(Stock, name), raising=False)
         monkeypatch.setattr(module.entry, "register", lambda: None)
         made = module.ColdWorker.__new__(module.ColdWorker)
+        made.parallel_config = SimpleNamespace(world_size=1)
         made.init_device()
         return made
 
