@@ -72,7 +72,9 @@ class Way:
     """One way to the server, and what was measured on it."""
 
     def __init__(self, url: str, path: str | None = None) -> None:
-        connector = aiohttp.UnixConnector(path, limit=0) if path else aiohttp.TCPConnector(limit=0)
+        # A server closes a connection after five idle seconds, which a request on it would not survive.
+        kept: dict[str, Any] = {"limit": 0, "keepalive_timeout": 2.0}
+        connector = aiohttp.UnixConnector(path, **kept) if path else aiohttp.TCPConnector(**kept)
         self.url, self.client = url + "/v1/completions", aiohttp.ClientSession(connector=connector)
 
     async def stream(self, tokens: int) -> float:
@@ -151,7 +153,7 @@ async def measure_throughput(
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--seconds", type=float, default=480.0, help="about how long the loads take")
-    arguments.add_argument("--rounds", type=int, default=15, help="of each load, at most")
+    arguments.add_argument("--rounds", type=int, default=15, help="of each load, 2 or more, at most")
     arguments.add_argument("--requests", type=int, default=200, help="for the time to the first token")
     given = arguments.parse_args()
     subprocess.run([*coldstart_command(), "materialize", MODEL, "-q", "--", *ARGS], check=True)
