@@ -46,8 +46,9 @@ def declare_settings(
         value, text = overrides.get(name, defaults[name]), setting.help
         kind: Any = _find_type(types[name], setting)
         if is_optional:
-            text += "" if value in (MISSING, None) else f" Default: {value}."
-            kind, value = (str if setting.unit == "SIZE" else types[name]) | None, None
+            is_size = setting.unit == "SIZE"
+            text += "" if value in (MISSING, None) or is_size else f" Default: {value}."
+            kind, value = (str if is_size else types[name]) | None, None
         elif isinstance(value, list):
             kind, text = list[kind], f"{text} Repeatable."
         annotation = Annotated[kind, typer.Option(setting.flag, help=text, metavar=setting.unit)]

@@ -208,7 +208,7 @@ def _exporting(
 
 
 # Parameters of a command that are assembled from several options.
-_ASSEMBLED = ("common", "choice", "choices", "exports", "endpoint", "settings")
+_ASSEMBLED = ("common", "choice", "choices", "exports", "endpoint")
 SHARED = tuple(inspect.signature(_common).parameters)
 
 
@@ -230,7 +230,7 @@ def command(
     compares_schedulers: bool = False,
     exports: bool = False,
     listens: bool = False,
-    sets: object = None,
+    **structs: object,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that turns a function into a command with the common options.
 
@@ -240,8 +240,8 @@ def command(
         compares_schedulers: Add repeatable scheduler options; the function receives ``choices``.
         exports: Add ``--export``; the function receives ``exports``.
         listens: Add the options of a gateway; the function receives ``endpoint``.
-        sets: Dataclass whose declared settings become options, or an instance with their defaults. The function receives
-            those that have a value as ``settings``.
+        structs: Dataclasses whose declared settings become options, or instances with their defaults, by the name of the
+            parameter with which the function receives the settings that have a value.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -275,14 +275,13 @@ def command(
                 from coldstart.commands import _listen
 
                 given["endpoint"] = _listen.create_endpoint(given, common[0])
-            if sets is not None:
-                given["settings"] = take_settings(sets, given)
+            given |= {name: take_settings(struct, given) for name, struct in structs.items()}
             with dry_run() if given.get("dry_run") else nullcontext():
                 function(Common(*common, rest, ctx.obj is not None, typed), **given)
 
-        own = [one for one in list_parameters(function) if one.name not in _ASSEMBLED]
-        if sets is not None:
-            own += declare_settings(sets, list_settings(sets))
+        own = [one for one in list_parameters(function) if one.name not in {*_ASSEMBLED, *structs}]
+        for struct in structs.values():
+            own += declare_settings(struct, list_settings(struct))
         if listens:
             from coldstart.commands import _listen
 

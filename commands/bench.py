@@ -16,7 +16,7 @@ from coldstart.bench.run_order import BenchRequest
 from coldstart.errors import CommandFailedError
 
 
-@declare(takes_vllm_args=True, exports=True, sets=BenchRequest)
+@declare(takes_vllm_args=True, exports=True, settings=BenchRequest)
 def command(common: Common, exports: Exports, settings: dict[str, Any], model: Model) -> None:
     """Run the benchmark, write the exports, print the report, and fail if a check failed."""
     request = BenchRequest(model, common.vllm_args, offline=common.offline, cache=common.cache, **settings)

@@ -10,14 +10,13 @@ from coldstart.commands._options import command as declare
 from coldstart.commands._output import escape_line, format_bytes
 
 from coldstart.errors import UsageError
-from coldstart.fleet.specification import FleetSettings
+from coldstart.fleet.specification import DeployOptions, FleetSettings, ServerSpec
 from coldstart.host.endpoint import GatewayEndpoint
 
 if TYPE_CHECKING:
     from coldstart.commands._client import ServerClient
 
     from coldstart.fleet.live.local_state import LocalFleet
-    from coldstart.fleet.specification import ServerSpec
 
 # This module must not import Ray, which is slow.
 app = group(__doc__)
@@ -32,36 +31,15 @@ NewKey = Annotated[
     str | None,
     option("--admin-key", metavar="KEY", help="Admin key of the fleet; default: a new random key."),
 ]
-Memory = Annotated[
-    str | None,
-    option("--memory", metavar="SIZE", help="Memory for models on each GPU of this machine, such as 60GiB."),
-]
-Devices = Annotated[
-    int, option("--devices", metavar="N", help="Number of GPUs of this machine that the fleet may use.")
-]
-Network = Annotated[
-    str, option("--network", metavar="SIZE", help="Network bandwidth of this machine in bytes per second.")
-]
-Load = Annotated[
-    str,
-    option(
-        "--load",
-        metavar="SIZE",
-        help="Bandwidth from CPU memory to a GPU of this machine, in bytes per second.",
-    ),
-]
 
 
 @app.command()
-@declare(listens=True, sets=FleetSettings(max_held=1024))
+@declare(listens=True, settings=FleetSettings(max_held=1024), server=ServerSpec)
 def up(
     common: Common,
     endpoint: GatewayEndpoint,
     settings: dict[str, Any],
-    memory: Memory = None,
-    devices: Devices = 1,
-    network: Network = "1GB",
-    load: Load = "10GB",
+    server: dict[str, Any],
     address: Annotated[
         str | None,
         option(
@@ -84,12 +62,12 @@ def up(
     from coldstart.fleet.live import ray_process
 
     ray_process.require_ray()
-    if address is not None and memory is not None:
+    spec = _create_server_spec(server) if "memory" in server else None
+    if address is not None and spec is not None:
         raise UsageError(
             "--memory applies to a Ray cluster that this command starts, not to the one at --address",
             hint="run `coldstart fleet join ADDRESS --memory 60GiB`",
         )
-    server = None if memory is None else _create_server_spec(memory, devices, network, load)
 
     from coldstart.fleet.live.run import FleetUp
     from coldstart.host.live.log import Log
@@ -104,7 +82,7 @@ def up(
         Log(quiet=common.out.quiet),
         announce,
         state=state.absolute() if state else None,
-        server=server,
+        server=spec,
         address=address,
         endpoint=endpoint,
         admin_key=admin_key,
@@ -114,9 +92,10 @@ def up(
 
 
 @app.command()
-@declare()
+@declare(server=ServerSpec)
 def join(
     common: Common,
+    server: dict[str, Any],
     address: Annotated[
         str | None,
         typer.Argument(
@@ -124,10 +103,6 @@ def join(
             help="Address of the fleet's Ray cluster; default: the fleet of this user on this machine.",
         ),
     ] = None,
-    memory: Memory = None,
-    devices: Devices = 1,
-    network: Network = "1GB",
-    load: Load = "10GB",
 ) -> None:
     """Add this machine to a fleet as a server."""
     from coldstart.contract import environment
@@ -135,83 +110,34 @@ def join(
     from coldstart.host.live.log import Log
 
     ray_process.require_ray()
-    if memory is None:
+    if "memory" not in server:
         raise UsageError(
             "--memory is required: it sets the memory for models on each GPU", hint="use --memory 60GiB"
         )
-    server = _create_server_spec(memory, devices, network, load)
+    spec = _create_server_spec(server)
     local = local_state.load() if address else local_state.require()
     env = {str(environment.CACHE_DIR): str(common.cache.root)}
     if local is not None and local.token and local.ray == (address or local.ray):
         env["RAY_AUTH_TOKEN"] = local.token
-    command = ray_process.build_join_command(server, address or local_state.require().ray)
+    command = ray_process.build_join_command(spec, address or local_state.require().ray)
     ray_process.run_joined_node(command, env, Log(quiet=common.out.quiet))
 
 
-def _create_server_spec(memory: str, devices: int, network: str, load: str) -> "ServerSpec":
-    from coldstart.fleet.specification import ServerSpec
-    from coldstart.units import parse_size, require_unit
+def _create_server_spec(options: dict[str, Any]) -> ServerSpec:
+    from coldstart.host.tables import decode
+    from coldstart.units import require_unit
 
-    size = parse_size(memory)
+    memory = options["memory"]
     require_unit(memory, "--memory", hint=f"use --memory {memory.strip()}MiB")
-    return ServerSpec("here", size, float(parse_size(network)), float(parse_size(load)), devices)
+    return decode(ServerSpec, options, name="here")
 
 
 @app.command()
-@declare(takes_vllm_args=True)
+@declare(takes_vllm_args=True, options=DeployOptions())
 def deploy(
     common: Common,
     model: Model,
-    least: Annotated[int, option("--min", metavar="N", help="Minimum number of workers.")] = 0,
-    most: Annotated[int, option("--max", metavar="N", help="Maximum number of workers.")] = 1,
-    slo: Annotated[
-        str | None,
-        option(
-            "--slo",
-            metavar="METRIC=S",
-            help="Latency limits that a placement must meet, in seconds, such as ttft=2,tpot=0.1.",
-        ),
-    ] = None,
-    idle: Annotated[
-        float,
-        option("--idle", metavar="SECONDS", help="Stop a worker after this many seconds without a request."),
-    ] = 600.0,
-    name: Annotated[
-        str | None, option("--name", metavar="NAME", help="Model name in requests; default: MODEL.")
-    ] = None,
-    batch: Annotated[
-        int, option("--batch", metavar="N", help="Maximum number of concurrent requests per worker.")
-    ] = 64,
-    memory: Annotated[
-        str | None,
-        option(
-            "--memory",
-            metavar="SIZE",
-            help="GPU memory of a worker, such as 16GiB; default: as recorded in the bundle.",
-        ),
-    ] = None,
-    size: Annotated[
-        str | None,
-        option(
-            "--size", metavar="SIZE", help="Size of the weights, such as 14GiB; default: size of the files."
-        ),
-    ] = None,
-    start: Annotated[
-        float | None,
-        option(
-            "--start",
-            metavar="SECONDS",
-            help="Duration of a start, excluding the loading of weights, in seconds; default: as recorded in the bundle.",
-        ),
-    ] = None,
-    weights_from: Annotated[
-        str | None,
-        option(
-            "--weights-from",
-            metavar="SOURCE",
-            help="Where servers without local weights fetch them from: http(s)://..., s3://... or hf://REPO@REV.",
-        ),
-    ] = None,
+    options: dict[str, Any],
     on_miss: OnMissing = "fail",
     url: Url = None,
     admin_key: Key = None,
@@ -220,19 +146,11 @@ def deploy(
     from coldstart.fleet.live import deployments, state
     from coldstart.host.launches import Launch
 
-    launch = Launch(name or model, model, common.vllm_args, on_miss=on_miss, weights_from=weights_from)
-    deployment = deployments.build_deployment(
-        launch,
-        common.cache,
-        offline=common.offline,
-        workers=(least, most),
-        slo=deployments.parse_limits(slo),
-        idle_s=idle,
-        batch=batch,
-        memory=memory,
-        size=size,
-        start_s=start,
+    given = DeployOptions(**options)
+    launch = Launch(
+        given.name or model, model, common.vllm_args, on_miss=on_miss, weights_from=given.weights_from
     )
+    deployment = deployments.build_deployment(launch, given, common.cache, offline=common.offline)
     _send_order(common, url, admin_key, "deploy", deployment=state.encode(deployment))
     common.out.print_success(f"Deployed {deployment.spec.name}", then="coldstart fleet status")
 

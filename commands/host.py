@@ -45,7 +45,7 @@ app = typer.Typer(
 
 
 @app.command(RUN, help="Run the host until it is stopped. This is the default command.")
-@declare(takes_vllm_args=True, listens=True, sets=HostSettings)
+@declare(takes_vllm_args=True, listens=True, settings=HostSettings)
 def run(
     common: Common,
     endpoint: GatewayEndpoint,

@@ -50,7 +50,7 @@ Trace = Sequence[TraceRequest]
 ReplayFunction = Callable[[TracePlan, Trace], Replay]
 
 
-@declare(compares_schedulers=True, exports=True, sets=TracePlan(Path()))
+@declare(compares_schedulers=True, exports=True, settings=TracePlan(Path()))
 def command(
     common: Common,
     choices: list[SchedulerSettings],

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from itertools import pairwise
-from math import inf
 from pathlib import Path
 from shutil import copytree, ignore_patterns
 from statistics import fmean
@@ -26,7 +25,7 @@ from coldstart.contract.arguments import Arguments
 from coldstart.fleet.live.deployments import build_deployment
 from coldstart.fleet.live.orders import build_rank_arguments
 from coldstart.fleet.sizing import Offer, list_schemes
-from coldstart.fleet.specification import FleetSettings, ServerSpec
+from coldstart.fleet.specification import DeployOptions, FleetSettings, ServerSpec
 from coldstart.host.launches import Launch
 from coldstart.system.paths import Cache
 from tests.support import range_server  # type: ignore[import-not-found]
@@ -76,13 +75,9 @@ async def cold(
                 fleet.join(ServerSpec(name, int(DEVICE * size), size / fetch_s, 1e10), size / fetch_s)
             launch = Launch(NAME, str(bare), Arguments(words), weights_from=source.url)
             await fleet.warm(launch)
-            limits: dict[str, Any] = {
-                "slo": (inf if only else TTFT_S, inf),
-                "idle_s": 600.0,
-                "batch": BATCH,
-                "memory": memory,
-            }
-            made = build_deployment(launch, Cache.at(), offline=True, workers=(0, workers), **limits)
+            slo = None if only else f"ttft={TTFT_S}"
+            options = DeployOptions(most=workers, slo=slo, batch=BATCH, memory=memory)
+            made = build_deployment(launch, options, Cache.at(), offline=True)
             # The bundles' own times depend on what else ran when they were built.
             costs = replace(made.spec.costs, library_s=FIT["runtime_s"])
             seconds = {count: FIT["first_s"] + count * FIT["rank_s"] for count in (1, RANKS)}

@@ -75,10 +75,30 @@ class ServerSpec:
     """Server of a fleet: `devices` GPUs with `memory` bytes each, and its bandwidths in bytes per second."""
 
     name: str
-    memory: Size = setting(MISSING, "", exclusive_minimum=0)
-    network: Rate = setting(MISSING, "", exclusive_minimum=0)
-    load: Rate = setting(MISSING, "", exclusive_minimum=0)
-    devices: int = setting(1, "", minimum=1)
+    memory: Size = setting(
+        MISSING,
+        "Memory for models on each GPU of this machine, such as 60GiB.",
+        "--memory",
+        "SIZE",
+        exclusive_minimum=0,
+    )
+    network: Rate = setting(
+        1e9,
+        "Network bandwidth of this machine in bytes per second; default: 1GB.",
+        "--network",
+        "SIZE",
+        exclusive_minimum=0,
+    )
+    load: Rate = setting(
+        10e9,
+        "Bandwidth from CPU memory to a GPU of this machine, in bytes per second; default: 10GB.",
+        "--load",
+        "SIZE",
+        exclusive_minimum=0,
+    )
+    devices: int = setting(
+        1, "Number of GPUs of this machine that the fleet may use.", "--devices", "N", minimum=1
+    )
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -151,6 +171,43 @@ class FleetModel:
     def part(self, count: int) -> int:
         """Return the device bytes of a worker for one of `count` ranks: its share (section 4.1.2), but at least its weights."""
         return max(ceil(self.memory / count), *self.ranks(count))
+
+
+@dataclass(frozen=True, slots=True)
+class DeployOptions:
+    """Options of a deployment. Sizes are text such as 16GiB, and times are in seconds."""
+
+    name: str | None = setting(None, "Model name in requests; default: MODEL.", "--name", "NAME")
+    least: int = setting(0, "Minimum number of workers.", "--min", "N")
+    most: int = setting(1, "Maximum number of workers.", "--max", "N")
+    slo: str | None = setting(
+        None,
+        "Latency limits that a placement must meet, in seconds, such as ttft=2,tpot=0.1.",
+        "--slo",
+        "METRIC=S",
+    )
+    idle_s: float = setting(
+        600.0, "Stop a worker after this many seconds without a request.", "--idle", "SECONDS"
+    )
+    batch: int = setting(64, "Maximum number of concurrent requests per worker.", "--batch", "N")
+    memory: str | None = setting(
+        None, "GPU memory of a worker, such as 16GiB; default: as recorded in the bundle.", "--memory", "SIZE"
+    )
+    size: str | None = setting(
+        None, "Size of the weights, such as 14GiB; default: size of the files.", "--size", "SIZE"
+    )
+    start_s: float | None = setting(
+        None,
+        "Duration of a start, excluding the loading of weights, in seconds; default: as recorded in the bundle.",
+        "--start",
+        "SECONDS",
+    )
+    weights_from: str | None = setting(
+        None,
+        "Where servers without local weights fetch them from: http(s)://..., s3://... or hf://REPO@REV.",
+        "--weights-from",
+        "SOURCE",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from coldstart.artifacts.errors import BundleError
 from coldstart.errors import UsageError
 from coldstart.fleet.live.orders import build_rank_arguments
 from coldstart.fleet.live.state import ModelDeployment
-from coldstart.fleet.specification import MOST_RANKS, Costs, FleetModel
+from coldstart.fleet.specification import MOST_RANKS, Costs, DeployOptions, FleetModel
 from coldstart.host.launches import Launch
 from coldstart.host.live import profiles
 from coldstart.models import inspection, keys
@@ -53,40 +53,19 @@ def parse_limits(text: str | None) -> tuple[float, float]:
 
 
 def build_deployment(
-    launch: Launch,
-    cache: Cache,
-    *,
-    offline: bool,
-    workers: tuple[int, int],
-    slo: tuple[float, float],
-    idle_s: float,
-    batch: int,
-    memory: str | None = None,
-    size: str | None = None,
-    start_s: float | None = None,
+    launch: Launch, options: DeployOptions, cache: Cache, *, offline: bool
 ) -> ModelDeployment:
-    """Build the deployment of a model.
-
-    Args:
-        launch: Model and arguments of each worker.
-        cache: Cache in which bundles and models are looked up.
-        offline: Whether to use only local files.
-        workers: Minimum and maximum number of workers.
-        slo: Limits on TTFT and TPOT in seconds.
-        idle_s: Seconds without a request after which a worker stops.
-        batch: Maximum number of concurrent requests of a worker.
-        memory: Device memory of a worker, as text. By default, the bundle gives it.
-        size: Size of the weights, as text. By default, it is read from the weight files or the bundle.
-        start_s: Duration of a start in seconds, without loading the weights. By default, the bundle gives it.
+    """Build the deployment of a model from the launch of each worker. `offline` permits only local files.
 
     Raises:
         UsageError: A required value is unknown.
         NoBundleError: A value must come from a bundle, but there is none.
     """
+    slo, batch, start_s = parse_limits(options.slo), options.batch, options.start_s
     found = profiles.look_up_launch(launch, cache, offline=offline)
     shares: dict[int, tuple[int, ...]] = {}
-    if size:
-        weights = parse_size(size)
+    if options.size:
+        weights = parse_size(options.size)
     else:
         shares = read_rank_sizes(found)
         weights = profiles.measure_weights(found.model.path) or (shares[1][0] if shares else 0)
@@ -95,7 +74,7 @@ def build_deployment(
             f"{launch.name}: the size of the weights is unknown, because the weights are not on this machine",
             hint="use --size 24GB",
         )
-    needed, recorded = parse_size(memory) if memory else 0, dict[int, float]()
+    needed, recorded = parse_size(options.memory) if options.memory else 0, dict[int, float]()
     if not needed or start_s is None:
         known = profiles.choose_profile(launch, found, needed)
         needed = needed or known.memory
@@ -117,8 +96,9 @@ def build_deployment(
         costs,
         *slo,
         batch,
-        *workers,
-        idle_s,
+        options.least,
+        options.most,
+        options.idle_s,
         shares=shares,
         recorded=recorded | pipelines,
         unavailable=unavailable,

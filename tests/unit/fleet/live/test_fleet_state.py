@@ -20,7 +20,7 @@ from coldstart.fleet.live import deployments, state
 from coldstart.fleet.live.deployments import build_deployment, parse_limits
 from coldstart.fleet.live.state import FleetState
 from coldstart.fleet.sizing import Offer, choose
-from coldstart.fleet.specification import FleetModel, FleetSettings
+from coldstart.fleet.specification import DeployOptions, FleetModel, FleetSettings
 from coldstart.host.launches import Launch
 from coldstart.system.paths import Cache
 
@@ -103,15 +103,8 @@ def build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Flee
         found = Found(bundles, launch.args).refresh()
         monkeypatch.setattr(deployments.profiles, "look_up_launch", lambda *_, **__: found)
         monkeypatch.setattr(deployments.keys, "compose", lambda *_: None)
-        figures: dict[str, Any] = {
-            "memory": "2GB",
-            "size": "1GB",
-            "idle_s": 60.0,
-            "batch": 8,
-            "start_s": start_s,
-        }
-        limits, cache = parse_limits(slo), Cache(tmp_path)
-        return build_deployment(launch, cache, offline=True, workers=(0, 1), slo=limits, **figures).spec
+        options = DeployOptions(slo=slo, batch=8, memory="2GB", size="1GB", start_s=start_s)
+        return build_deployment(launch, options, Cache(tmp_path), offline=True).spec
 
     return made
 
