@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from coldstart.fleet import events
 from coldstart.fleet.events import Action, DispatchRequest, Event, RejectRequest
-from coldstart.fleet.groups import HOLD, Agenda, Deployment, FleetWorker
+from coldstart.fleet.groups import Deployment, FleetWorker, ModelAgenda
 from coldstart.fleet.lives import IDLE, RETRY, GroupLifecycle
 from coldstart.fleet.roster import Roster
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
@@ -39,7 +39,7 @@ class FleetCore:
     ) -> None:
         self.settings, self.roster = settings, roster or Roster(settings)
         self.models: dict[str, Deployment] = {}
-        self._agenda = Agenda(self.models, settings.hold_s)
+        self._agenda = ModelAgenda(self.models, settings.hold_s)
         self._lifecycle = GroupLifecycle(settings, self.models, self.roster, self._agenda)
         self.starts = 0
         self._reclaimed: dict[str, str] = {}
@@ -52,7 +52,7 @@ class FleetCore:
     @property
     def waiting_count(self) -> int:
         """Return the number of waiting requests."""
-        return self._agenda.held
+        return len(self._agenda.waiting)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Process an event that occurs at time `now`, and return the actions that the caller must carry out."""
@@ -138,13 +138,14 @@ class FleetCore:
         else:
             model.arrivals.append(now)
             self._agenda.wait(request, name, now)
+            self._agenda.touch(name)
 
     def _process_timers(self, now: float) -> Iterator[Action]:
+        for request in self._agenda.list_expired(now):
+            waited = now - self._agenda.forget(request).since
+            yield RejectRequest(request, 504, f"its model did not become ready in {waited:.0f} s")
         for kind, name in self._agenda.due(now):
-            if kind == HOLD and self._agenda.waits(name):
-                waited = now - self._agenda.forget(name).since
-                yield RejectRequest(name, 504, f"its model did not become ready in {waited:.0f} s")
-            elif kind == IDLE and name in self.groups:
+            if kind == IDLE and name in self.groups:
                 yield from self._lifecycle.stop_idle(self.groups[name], now)
             elif kind == RETRY:
                 self._agenda.touch(name)

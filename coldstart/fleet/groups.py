@@ -9,23 +9,20 @@ The number of workers that a model needs now is that of ParaServe, section 6.1:
 required = ceil(max(0, waiting + arrivals in W - room) / batch).
 `room` is the number of requests that live and starting workers can still accept. The paper instead subtracts all live
 workers, so it would never start another one if all of them were busy.
-
-Invariant: a request waits for at most one model, and only once. A request that was dispatched and came back waits in its
-original position. `Agenda.held` counts the waiting requests.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from heapq import heappop, heappush
 from itertools import islice
 from math import ceil, inf
 
 from coldstart.fleet.events import LaunchRank
 from coldstart.fleet.specification import FleetModel, FleetSettings
+from coldstart.host.agenda import Agenda
 
 
 class GroupPhase(StrEnum):
@@ -177,96 +174,21 @@ class Deployment:
         self.retry_at = now + min(settings.backoff_max_s, backoff)
 
 
-HOLD = "hold"
+class ModelAgenda(Agenda):
+    """Open requests, timers, and the models to process.
 
-
-@dataclass(slots=True)
-class TrackedRequest:
-    """A request for `model` that arrived at time `since`. `group` is the group that has it, or None while it waits.
-
-    `tries` is the number of groups that failed while they had the request. `target` is the group to which its stream is
-    being migrated. The request counts toward the load of that group from the start of the migration.
-    """
-
-    model: str
-    since: float
-    group: str | None = None
-    tries: int = 0
-    target: str | None = None
-
-
-class Agenda:
-    """Open requests by name, timers, and the models to process.
-
-    A HOLD timer is due when a request has waited for `hold_s` seconds. Models are processed in the order in which they
-    were touched. A model for which no server had room is blocked until memory becomes free on any server.
+    Models are processed in the order in which they were touched. A model for which no server had room is blocked until
+    memory becomes free on any server.
     """
 
     def __init__(self, models: Mapping[str, Deployment], hold_s: float) -> None:
-        self.open: dict[str, TrackedRequest] = {}
-        self.held = 0
-        self._models, self._hold_s = models, hold_s
-        self._timers: list[tuple[float, int, str, str]] = []
-        self._number = 0
+        super().__init__(models, hold_s)
         self._touched: dict[str, None] = {}
         self._blocked: dict[str, None] = {}
 
-    def wait(self, request: str, model: str, now: float) -> None:
-        """Append a new request to the queue of its model."""
-        self.open[request] = TrackedRequest(model, now)
-        self._models[model].waiting[request] = now
-        self._hold(request, model, now)
-
-    def requeue(self, request: str, now: float) -> None:
-        """Return a request to its original position in the queue after its group failed."""
-        known = self.open[request]
-        known.group = None
-        model = self._models[known.model]
-        again = [*model.waiting.items(), (request, known.since)]
-        model.waiting = dict(sorted(again, key=lambda one: one[1]))
-        self._hold(request, known.model, now)
-
-    def _hold(self, request: str, model: str, now: float) -> None:
-        self.held += 1
-        self.plan(now + self._hold_s, HOLD, request)
-        self.touch(model)
-
-    def send(self, request: str, group: str) -> None:
-        """Assign a waiting request to a group."""
-        known = self.open[request]
-        del self._models[known.model].waiting[request]
-        self.held -= 1
-        known.group = group
-
-    def forget(self, request: str) -> TrackedRequest:
-        """Remove an open request, and return its record."""
-        known = self.open.pop(request)
-        if known.group is None:
-            self.held -= 1
-            self._models[known.model].waiting.pop(request, None)
-        return known
-
-    def waits(self, request: str) -> bool:
-        known = self.open.get(request)
-        return known is not None and known.group is None
-
-    def plan(self, time: float, kind: str, name: str) -> None:
-        """Add a timer of `kind` for the request, group or model `name`, due at `time`."""
-        self._number += 1
-        heappush(self._timers, (time, self._number, kind, name))
-
     def deadline(self) -> float:
-        """Return when the next timer is due: minus infinity if models are left to process, infinity if there is no timer."""
-        if self._touched:
-            return -inf
-        return self._timers[0][0] if self._timers else inf
-
-    def due(self, now: float) -> Iterator[tuple[str, str]]:
-        """Yield the kind and name of each timer that is due, in order. Timers added meanwhile are left for the next call."""
-        last = self._number
-        while self._timers and self._timers[0][0] <= now and self._timers[0][1] <= last:
-            _, _, kind, name = heappop(self._timers)
-            yield kind, name
+        """Return when the core must continue: minus infinity if models are left to process."""
+        return -inf if self._touched else super().deadline()
 
     def touch(self, model: str) -> None:
         self._touched[model] = None

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from coldstart.fleet import events
 from coldstart.fleet.events import Action, LaunchRank, MoveStream, RejectRequest
-from coldstart.fleet.groups import Agenda, Deployment, FleetWorker, Group, GroupPhase
+from coldstart.fleet.groups import Deployment, FleetWorker, Group, GroupPhase, ModelAgenda
 from coldstart.fleet.roster import Roster
 from coldstart.fleet.specification import FleetModel, FleetSettings
 
@@ -23,7 +23,7 @@ class GroupLifecycle:
     """Life cycle of all groups of the fleet."""
 
     def __init__(
-        self, settings: FleetSettings, models: dict[str, Deployment], roster: Roster, agenda: Agenda
+        self, settings: FleetSettings, models: dict[str, Deployment], roster: Roster, agenda: ModelAgenda
     ) -> None:
         self.settings, self.models, self.roster, self.agenda = settings, models, roster, agenda
         self.groups: dict[str, Group] = {}

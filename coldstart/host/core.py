@@ -11,12 +11,15 @@ from collections.abc import Iterable, Iterator
 from math import inf
 
 from coldstart.host import events, pending
+from coldstart.host.agenda import Agenda
 from coldstart.host.events import Action, Event, Failure
 from coldstart.host.eviction import evict_excess, free_memory_for
 from coldstart.host.model_state import STARTABLE, Model, State
-from coldstart.host.pending import PendingRequests
 from coldstart.host.residents import Residents
 from coldstart.host.specification import REFUSE, HostSettings, ModelSpec
+
+CHECK = "check"
+"""Timers at which a model may have to be stopped or restarted without an event."""
 
 
 class Core:
@@ -25,11 +28,11 @@ class Core:
     def __init__(self, specs: Iterable[ModelSpec], settings: HostSettings, template_bytes: int = 0) -> None:
         """Create the core, and reserve `template_bytes` bytes of memory if the settings require a runtime template."""
         self.residents = Residents(specs, settings, template_bytes)
-        self.pending = PendingRequests()
+        self.agenda = Agenda(self.residents.models, settings.hold_s)
         self.requests = self.hits = self.starts = self.departures = 0
         self._retirement_reason = ""
-        self._model_of_request: dict[str, str] = {}
-        self._next_check, self._now = -inf, -inf
+        self._checks: dict[str, float] = {}
+        self._is_unsettled, self._now = False, -inf
 
     @property
     def settings(self) -> HostSettings:
@@ -50,8 +53,8 @@ class Core:
 
     def deadline(self) -> float:
         """Return the time by which the core must receive a `Tick`, or infinity if it waits for no timer."""
-        waits = self.pending.deadline(self._now, self.settings.patience_s, self.settings.hold_s)
-        return min(self._next_check, waits)
+        runs_out = (one.since + self.settings.patience_s for one in self.agenda.list_oldest())
+        return min([self.agenda.deadline(), *(time for time in runs_out if time > self._now)])
 
     def idle_limit(self, model: Model) -> float:
         """Return the idle time in seconds after which the model stops, or infinity if it never stops when idle."""
@@ -100,120 +103,128 @@ class Core:
             case events.ServerOutdated(_, reason) if model.state in (State.READY, State.ASLEEP):
                 self.residents.drain(model, model.spec.tiers[-1], now, reason)
         self._schedule_check(model)
-        if self.residents.has_excess_or_retiring():
-            self._next_check = -inf
+        self._is_unsettled |= self.residents.has_excess_or_retiring()
 
     def _admit_request(self, event: events.RequestArrived, now: float) -> Iterator[Action]:
         request, name = event.request, event.model
         self.requests += event.counted
-        if (refused := pending.find_rejection(self.residents, self.pending, request, name, now)) is not None:
+        if (refused := pending.find_rejection(self.residents, self.agenda, request, name, now)) is not None:
             yield refused
             return
         model = self.models[name]
         if event.counted:
             self.hits += model.state is State.READY
             self.residents.record_request(model, now)
-        self.pending.add(request, name, now)
+        self.agenda.wait(request, name, now)
 
     def _end_request(self, request: str, now: float) -> None:
-        name = self._model_of_request.pop(request, None)
-        if name is None:
-            self.pending.drop(request)
-        elif name in self.models:
-            self.models[name].end_request(request, now)
-            self._schedule_check(self.models[name])
+        if request not in self.agenda.open:
+            return
+        known = self.agenda.forget(request)
+        if (model := self.models.get(known.group or "")) is not None:
+            model.end_request(request, now)
+            self._schedule_check(model)
 
     def _fail_model(self, model: Model, reason: Failure, now: float, external: bool) -> Iterator[Action]:
         for request in model.in_flight:
-            self._model_of_request.pop(request, None)
+            self.agenda.forget(request)
         self.residents.record_failure(model, reason, now, external)
         if model.repeats_start:
             return
-        for waiting in self.pending.take(model.spec.name):
-            yield pending.reject_failed(model, waiting.request, now)
+        for request in self._take_waiting(model):
+            yield pending.reject_failed(model, request, now)
 
     def _change_configuration(
         self, specs: tuple[ModelSpec, ...], settings: HostSettings, now: float
     ) -> Iterator[Action]:
         for name in self.residents.configure(specs, settings, now):
-            for waiting in self.pending.take(name):
-                yield pending.reject_unknown(waiting.request, name)
-        self._next_check = -inf
+            for request in self._take_waiting(self.models[name]):
+                yield pending.reject_unknown(request, name)
+        self.agenda.hold_s, self._is_unsettled = settings.hold_s, True
+        for model in self.models.values():
+            self._schedule_check(model)
+
+    def _take_waiting(self, model: Model) -> list[str]:
+        """Remove the requests that wait for a model, and return their names, oldest first."""
+        requests = list(model.waiting)
+        for request in requests:
+            self.agenda.forget(request)
+        return requests
 
     def _advance(self, now: float) -> Iterator[Action]:
-        yield from self._reject_expired(now)
+        for request in self.agenda.list_expired(now):
+            yield pending.reject_expired(request, self.agenda.forget(request), now)
         # Dispatch first: a model with pending requests is not idle.
         yield from self._dispatch_requests()
-        if now >= self._next_check:
-            self._check_models(now)
+        if self._is_unsettled:
+            self._settle(now)
+        for _, name in self.agenda.due(now):
+            self._check_model(name, now)
         yield from self._start_models(now)
         yield from self._order_tier_changes()
 
-    def _reject_expired(self, now: float) -> Iterator[Action]:
-        while (oldest := self.pending.oldest()) is not None and now >= oldest.since + self.settings.hold_s:
-            self.pending.drop(oldest.request)
-            yield pending.reject_expired(oldest, now)
-
-    def _check_models(self, now: float) -> None:
+    def _settle(self, now: float) -> None:
+        """Delete retired models, drain those that still run, and evict models whose measured memory exceeds the capacity."""
+        self._is_unsettled = False
         self.residents.delete_retired()
         evict_excess(self.residents, now)
         for model in self.models.values():
-            if self._find_due_time(model) > now:
-                continue
-            if model.state is not State.FAILED:
-                why = self._retirement_reason if model.retired else f"idle for {now - model.idle_since:.0f} s"
-                self.residents.drain(model, model.spec.tiers[-1], now, why)
-        self._next_check = inf
-        for model in self.models.values():
-            self._schedule_check(model, after=now)
+            if model.retired and model.state in (State.READY, State.ASLEEP):
+                self.residents.drain(model, model.spec.tiers[-1], now, self._retirement_reason)
 
-    def _schedule_check(self, model: Model, after: float = -inf) -> None:
-        due = self._find_due_time(model)
-        if due > after:
-            self._next_check = min(self._next_check, due)
+    def _check_model(self, name: str, now: float) -> None:
+        self._checks.pop(name, None)
+        if (model := self.models.get(name)) is None:
+            return
+        if now < self._find_due_time(model):
+            self._schedule_check(model)
+        elif model.idle:
+            why = f"idle for {now - model.idle_since:.0f} s"
+            self.residents.drain(model, model.spec.tiers[-1], now, why)
+
+    def _schedule_check(self, model: Model) -> None:
+        """Plan the next check of a model, unless an earlier one is planned, which then plans the next."""
+        due, name = self._find_due_time(model), model.spec.name
+        if due < self._checks.get(name, inf):
+            self._checks[name] = due
+            self.agenda.plan(due, CHECK, name)
 
     def _find_due_time(self, model: Model) -> float:
         """Return when the model must be stopped or restarted even without an event, or infinity if it need not be."""
-        if model.retired and model.state in (State.READY, State.ASLEEP):
-            return -inf
         if model.state is State.FAILED and (model.repeats_start or self.residents.restarts_by_itself(model)):
             return model.retry_at
         return model.idle_since + self.idle_limit(model) if model.idle else inf
 
     def _dispatch_requests(self) -> Iterator[Action]:
-        for oldest in self.pending.oldest_of_each_model():
+        for oldest in self.agenda.list_oldest():
             model = self.models[oldest.model]
             if model.state is not State.READY:
                 continue
-            for waiting in self.pending.take(oldest.model):
-                self._model_of_request[waiting.request] = waiting.model
-                model.in_flight.add(waiting.request)
-                yield events.DispatchRequest(waiting.request, waiting.model)
+            for request in list(model.waiting):
+                self.agenda.send(request, oldest.model)
+                model.in_flight.add(request)
+                yield events.DispatchRequest(request, oldest.model)
 
     def _start_models(self, now: float) -> Iterator[Action]:
-        own = pending.list_proactive_starts(self.residents, len(self.pending), now)
-        for waiting in [*self.pending.oldest_of_each_model(), *own]:
+        own = pending.list_proactive_starts(self.residents, len(self.agenda.waiting), now)
+        for waiting in [*self.agenda.list_oldest(), *own]:
             model = self.models[waiting.model]
             if model.state not in STARTABLE or now < model.retry_at:
                 continue
             if self.residents.count_starting() >= self.settings.loaders:
                 return
             if not self.residents.fits(model):
-                for one in self.pending.take(model.spec.name):
-                    yield pending.reject_too_large(self.residents, one.request, model)
+                for request in self._take_waiting(model):
+                    yield pending.reject_too_large(self.residents, request, model)
                 continue
             if free_memory_for(self.residents, model, now, now >= waiting.since + self.settings.patience_s):
                 self.starts += 1
                 yield events.StartModel(model.spec.name, self.residents.start(model, now))
-                self._schedule_check(model)
             elif self.settings.when_full == REFUSE and not self.residents.list_draining():
-                yield from self._reject_pending(model)
+                for request in self._take_waiting(model):
+                    yield pending.reject_without_memory(self.residents, self.agenda, request, model)
             else:
                 return
-
-    def _reject_pending(self, model: Model) -> Iterator[Action]:
-        for one in list(self.pending.take(model.spec.name)):
-            yield pending.reject_without_memory(self.residents, self.pending, one.request, model)
 
     def _order_tier_changes(self) -> Iterator[Action]:
         for model in self.residents.list_draining():

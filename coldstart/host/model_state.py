@@ -45,8 +45,8 @@ class Model:
     `tier` is the current tier, or the tier from which a start began. `target` is the next tier of a draining model,
     `drain_reason` is the reason for its last drain, and `evicted_for` is the model that needed its memory.
     `is_tier_change_ordered` is True while a server carries out an ordered tier change. `state_since` is the time of the last
-    state change. `idle_since` is the same time, or the end of the last running request if that is later. A retired model is
-    no longer configured.
+    state change. `idle_since` is the same time, or the end of the last running request if that is later. `waiting` maps the
+    waiting requests to the times of their arrival. A retired model is no longer configured.
     """
 
     spec: ModelSpec
@@ -57,6 +57,7 @@ class Model:
     drain_reason: str = ""
     evicted_for: str | None = None
     is_tier_change_ordered: bool = False
+    waiting: dict[str, float] = field(default_factory=dict)
     in_flight: set[str] = field(default_factory=set)
     failures: int = 0
     killed_starts: int = 0

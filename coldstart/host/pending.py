@@ -1,19 +1,15 @@
-"""Queue of requests whose model is not ready, starts of models without a request, and rejections of requests.
+"""Starts of models without a request, and rejections of requests.
 
 Pinned models and then the default model start without a request, after the models of all pending requests. A pinned model may
 evict idle models. The default model starts only in free memory, while no request is pending or running.
-
-Invariant: a request is in the queue at most once.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
-from math import ceil, inf
+from math import ceil
 
+from coldstart.host.agenda import Agenda, TrackedRequest
 from coldstart.host.events import NO_BUNDLE, Failure, RejectRequest
 from coldstart.host.eviction import has_room
 from coldstart.host.model_state import STARTABLE, Model, State
@@ -21,62 +17,7 @@ from coldstart.host.residents import Residents
 from coldstart.units import format_memory
 
 
-@dataclass(frozen=True, slots=True)
-class PendingRequest:
-    """A request that has been waiting for its model since the time `since`, in seconds."""
-
-    request: str
-    model: str
-    since: float
-
-
-class PendingRequests:
-    """Queue of the pending requests of all models."""
-
-    def __init__(self) -> None:
-        self._all: dict[str, PendingRequest] = {}
-
-    def __len__(self) -> int:
-        return len(self._all)
-
-    def __contains__(self, request: str) -> bool:
-        return request in self._all
-
-    def add(self, request: str, model: str, now: float) -> None:
-        self._all[request] = PendingRequest(request, model, now)
-
-    def drop(self, request: str) -> None:
-        self._all.pop(request, None)
-
-    def oldest(self) -> PendingRequest | None:
-        return next(iter(self._all.values()), None)
-
-    def oldest_of_each_model(self) -> list[PendingRequest]:
-        """Return the oldest pending request of each model, in order of arrival."""
-        first: dict[str, PendingRequest] = {}
-        for pending in self._all.values():
-            first.setdefault(pending.model, pending)
-        return list(first.values())
-
-    def deadline(self, now: float, patience_s: float, hold_s: float) -> float:
-        """Return when the next request expires (`hold_s`) or may evict busy models (`patience_s`), or infinity if none does."""
-        oldest = self.oldest()
-        if oldest is None:
-            return inf
-        runs_out = (waiting.since + patience_s for waiting in self.oldest_of_each_model())
-        return min([oldest.since + hold_s, *(time for time in runs_out if time > now)])
-
-    def count_by_model(self) -> dict[str, int]:
-        """Return the number of pending requests of each model."""
-        return Counter(pending.model for pending in self._all.values())
-
-    def take(self, model: str) -> Iterator[PendingRequest]:
-        """Remove and yield the pending requests of `model`, oldest first."""
-        for pending in [one for one in self._all.values() if one.model == model]:
-            yield self._all.pop(pending.request)
-
-
-def list_proactive_starts(residents: Residents, pending_count: int, now: float) -> list[PendingRequest]:
+def list_proactive_starts(residents: Residents, pending_count: int, now: float) -> list[TrackedRequest]:
     """Return the models to start without a request, as requests that arrive now, so that no busy model is evicted for them.
 
     `pending_count` is the number of pending requests.
@@ -84,7 +25,7 @@ def list_proactive_starts(residents: Residents, pending_count: int, now: float) 
     names, default = list(residents.pinned), residents.settings.default_model
     if default is not None and pending_count == 0 and _can_start_default(residents, default):
         names.append(default)
-    return [PendingRequest("", name, now) for name in names]
+    return [TrackedRequest(name, now) for name in names]
 
 
 def _can_start_default(residents: Residents, default: str) -> bool:
@@ -102,7 +43,7 @@ _SENTENCE_END = re.compile(r"(?<=[.;])\s|\n")
 
 
 def find_rejection(
-    residents: Residents, pending: PendingRequests, request: str, name: str, now: float
+    residents: Residents, agenda: Agenda, request: str, name: str, now: float
 ) -> RejectRequest | None:
     """Return the rejection of a new request, or None if the request is admitted."""
     model = residents.models.get(name)
@@ -114,9 +55,9 @@ def find_rejection(
         return None
     if not residents.fits(model):
         return reject_too_large(residents, request, model)
-    if len(pending) >= residents.settings.max_held:
-        reason = f"{len(pending)} requests already wait for models"
-        return RejectRequest(request, 429, reason, _estimate_wait_s(residents, pending, model))
+    if len(agenda.waiting) >= residents.settings.max_held:
+        reason = f"{len(agenda.waiting)} requests already wait for models"
+        return RejectRequest(request, 429, reason, _estimate_wait_s(residents, agenda, model))
     return None
 
 
@@ -165,20 +106,18 @@ def shorten_error(error: str) -> str:
     )
 
 
-def reject_expired(waiting: PendingRequest, now: float) -> RejectRequest:
-    reason = f"model {waiting.model} did not become ready within {now - waiting.since:.0f} s"
-    return RejectRequest(waiting.request, 504, reason)
+def reject_expired(request: str, known: TrackedRequest, now: float) -> RejectRequest:
+    reason = f"model {known.model} did not become ready within {now - known.since:.0f} s"
+    return RejectRequest(request, 504, reason)
 
 
-def reject_without_memory(
-    residents: Residents, pending: PendingRequests, request: str, model: Model
-) -> RejectRequest:
+def reject_without_memory(residents: Residents, agenda: Agenda, request: str, model: Model) -> RejectRequest:
     reason = f"no memory for model {model.spec.name}: all other models are in use or pinned"
-    return RejectRequest(request, 503, reason, _estimate_wait_s(residents, pending, model))
+    return RejectRequest(request, 503, reason, _estimate_wait_s(residents, agenda, model))
 
 
-def _estimate_wait_s(residents: Residents, pending: PendingRequests, model: Model) -> float:
+def _estimate_wait_s(residents: Residents, agenda: Agenda, model: Model) -> float:
     """Return the seconds that it takes to start this model and all models with pending requests, one after another."""
-    ahead = {waiting.model for waiting in pending.oldest_of_each_model()} | {model.spec.name}
+    ahead = {waiting.model for waiting in agenda.list_oldest()} | {model.spec.name}
     waited = (residents.models[name] for name in ahead)
     return float(ceil(max(1.0, sum(one.observed.penalty_s(one.tier) for one in waited))))

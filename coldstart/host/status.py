@@ -108,7 +108,6 @@ class HostFacts:
 
 def build_status(core: Core, facts: HostFacts, now: float, unix_s: float) -> dict[str, Any]:
     """Build the status document at time `now` on the core's clock, which is `unix_s` in Unix time."""
-    waiting = Counter(core.pending.count_by_model())
     return {
         "schema_version": SCHEMA_VERSION,
         "time_unix_s": unix_s,
@@ -117,7 +116,7 @@ def build_status(core: Core, facts: HostFacts, now: float, unix_s: float) -> dic
             "total": core.requests,
             "hits": core.hits,
             "hit_ratio": _ratio(core.hits, core.requests),
-            "held": len(core.pending),
+            "held": len(core.agenda.waiting),
             "in_flight": sum(len(model.in_flight) for model in core.models.values()),
             "refused": {str(status): count for status, count in sorted(facts.refused.items())},
         },
@@ -129,7 +128,7 @@ def build_status(core: Core, facts: HostFacts, now: float, unix_s: float) -> dic
         },
         "recent_starts": list(facts.recent_starts),
         "models": [
-            _describe_model(core, model, facts.get_model(name), waiting[name], now, facts.began)
+            _describe_model(core, model, facts.get_model(name), now, facts.began)
             for name, model in core.models.items()
         ],
     }
@@ -163,9 +162,7 @@ def _describe_host(core: Core, facts: HostFacts, now: float) -> dict[str, Any]:
     }
 
 
-def _describe_model(
-    core: Core, model: Model, facts: ModelFacts, waiting: int, now: float, began: float
-) -> dict[str, Any]:
+def _describe_model(core: Core, model: Model, facts: ModelFacts, now: float, began: float) -> dict[str, Any]:
     failed = model.state is State.FAILED
     return {
         "name": model.spec.name,
@@ -180,7 +177,7 @@ def _describe_model(
         "memory_source": model.observed.source,
         "held_bytes": core.residents.device.reserved_bytes(model.spec.name),
         "penalty_s": {tier.name: model.observed.penalty_s(tier) for tier in model.spec.tiers},
-        "held": waiting,
+        "held": len(model.waiting),
         "in_flight": len(model.in_flight),
         "requests": facts.requests,
         "hits": facts.hits,

@@ -173,8 +173,8 @@ class Host(RuleBasedStateMachine):
     def limits_hold(self) -> None:
         models = self.core.models.values()
         assert sum(model.state is State.STARTING for model in models) <= self.settings.loaders
-        assert len(self.core.pending) <= self.settings.max_held
-        assert sorted(self.waiting) == sorted(w for w in self.waiting if w in self.core.pending)
+        assert len(self.core.agenda.waiting) <= self.settings.max_held
+        assert sorted(self.waiting) == sorted(w for w in self.waiting if w in self.core.agenda.waiting)
 
     def teardown(self) -> None:
         """Execute all orders and end all streams; every waiting request must then be answered."""

@@ -1,0 +1,107 @@
+"""Open requests and timers of a decision core, without I/O. The cores of a host and of a fleet share this part.
+
+Invariant: a request waits for at most one model, and only once. A request that was dispatched and came back waits in its
+original position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import takewhile
+from math import inf
+from typing import Protocol
+
+
+class Queue(Protocol):
+    """A model with the requests that wait for it, by name, with the time of their arrival."""
+
+    waiting: dict[str, float]
+
+
+@dataclass(slots=True)
+class TrackedRequest:
+    """A request for `model` that arrived at time `since`.
+
+    `group` is the group of a fleet, or the model of a host, to which it was dispatched, or None while it waits. `tries` is
+    the number of groups that failed while they had the request. `target` is the group to which its stream is being
+    migrated. The request counts toward the load of that group from the start of the migration.
+    """
+
+    model: str
+    since: float
+    group: str | None = None
+    tries: int = 0
+    target: str | None = None
+
+
+class Agenda:
+    """Open requests by name, and timers.
+
+    `waiting` maps the requests without a group to the times since when they have waited, in order of these times. A request
+    may wait for `hold_s` seconds.
+    """
+
+    def __init__(self, models: Mapping[str, Queue], hold_s: float) -> None:
+        self.open: dict[str, TrackedRequest] = {}
+        self.waiting: dict[str, float] = {}
+        self.hold_s, self._models = hold_s, models
+        self._timers: list[tuple[float, int, str, str]] = []
+        self._number = 0
+
+    def wait(self, request: str, model: str, now: float) -> None:
+        """Append a new request to the queue of its model."""
+        self.open[request] = TrackedRequest(model, now)
+        self._models[model].waiting[request] = self.waiting[request] = now
+
+    def requeue(self, request: str, now: float) -> None:
+        """Return a request to its original position in the queue after its group failed."""
+        known = self.open[request]
+        known.group = None
+        model = self._models[known.model]
+        again = [*model.waiting.items(), (request, known.since)]
+        model.waiting = dict(sorted(again, key=lambda one: one[1]))
+        self.waiting[request] = now
+
+    def send(self, request: str, group: str) -> None:
+        """Assign a waiting request to a group."""
+        known = self.open[request]
+        del self._models[known.model].waiting[request], self.waiting[request]
+        known.group = group
+
+    def forget(self, request: str) -> TrackedRequest:
+        """Remove an open request, and return its record."""
+        known = self.open.pop(request)
+        if self.waiting.pop(request, None) is not None:
+            self._models[known.model].waiting.pop(request, None)
+        return known
+
+    def list_oldest(self) -> list[TrackedRequest]:
+        """Return the oldest waiting request of each model, in order of arrival."""
+        first: dict[str, TrackedRequest] = {}
+        for request in self.waiting:
+            known = self.open[request]
+            first.setdefault(known.model, known)
+        return list(first.values())
+
+    def list_expired(self, now: float) -> list[str]:
+        """Return the requests that have waited for `hold_s` seconds."""
+        return list(takewhile(lambda name: now >= self.waiting[name] + self.hold_s, self.waiting))
+
+    def plan(self, time: float, kind: str, name: str) -> None:
+        """Add a timer of `kind` for the group or model `name`, due at `time`."""
+        self._number += 1
+        heappush(self._timers, (time, self._number, kind, name))
+
+    def deadline(self) -> float:
+        """Return when the next timer is due or the next request expires, or infinity if neither will happen."""
+        expires = next(iter(self.waiting.values()), inf) + self.hold_s
+        return min(expires, self._timers[0][0]) if self._timers else expires
+
+    def due(self, now: float) -> Iterator[tuple[str, str]]:
+        """Yield the kind and name of each timer that is due, in order. Timers added meanwhile are left for the next call."""
+        last = self._number
+        while self._timers and self._timers[0][0] <= now and self._timers[0][1] <= last:
+            _, _, kind, name = heappop(self._timers)
+            yield kind, name
