@@ -109,7 +109,7 @@ class FleetCore:
 
     def _process_worker_event(
         self,
-        event: events.WeightsFetched | events.RankReady | events.WorkerDied | events.WorkerStopped,
+        event: events.WeightsFetched | events.RankReady | events.WorkerEnded,
         worker: FleetWorker,
         now: float,
     ) -> Iterator[Action]:
@@ -121,11 +121,8 @@ class FleetCore:
                 self.roster.record_loaded(worker, now)
                 if (group := self.groups.get(worker.launch.group)) is not None:
                     yield from self._lifecycle.begin_serving(group, now)
-            case events.WorkerDied(_, reason, own):
+            case events.WorkerEnded(_, reason, own):
                 yield from self._lifecycle.end_worker(worker, reason, now, own=own)
-            case events.WorkerStopped():
-                self.roster.remove_worker(worker, now)
-                self._agenda.free()
 
     def _admit_request(self, request: str, name: str, now: float) -> Iterator[Action]:
         model = self.models.get(name)

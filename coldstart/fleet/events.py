@@ -78,19 +78,15 @@ class RankReady:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerDied:
-    """A worker process exited or failed to start. `own` is False if the cause is that its server could not be reached."""
+class WorkerEnded:
+    """A worker process exited or failed to start, and its memory is free. `reason` is empty if it was ordered to stop.
+
+    `own` is False if the cause is that its server could not be reached.
+    """
 
     worker: str
-    reason: str
+    reason: str = ""
     own: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerStopped:
-    """A worker has exited after an order to stop, and its memory is free."""
-
-    worker: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +166,7 @@ Event = (
     | HopsMeasured
     | WeightsFetched
     | RankReady
-    | WorkerDied
-    | WorkerStopped
+    | WorkerEnded
     | StreamMoved
 )
 
@@ -186,7 +181,7 @@ class SetFetchRate:
 
 @dataclass(frozen=True, slots=True)
 class StopWorker:
-    """Stop a worker that no group uses. A `WorkerStopped` event follows."""
+    """Stop a worker that no group uses. A `WorkerEnded` event follows."""
 
     worker: str
 

@@ -125,7 +125,7 @@ class _Fleet:
 
     def _on_worker_stop(self, worker: str) -> None:
         if self.processes.pop(worker, None) is not None:
-            self._handle_event(events.WorkerStopped(worker))
+            self._handle_event(events.WorkerEnded(worker))
 
     def _call_if_running(self, worker: str, call: Call) -> None:
         if self._is_running(worker):
@@ -136,7 +136,7 @@ class _Fleet:
 
     def _inject_fault(self, event: Event) -> None:
         match event:
-            case events.WorkerDied(worker):
+            case events.WorkerEnded(worker):
                 if worker in self.processes:
                     self._kill_worker(worker)
             case events.ServerLost(server):

@@ -1,7 +1,7 @@
 """Gateway and controller of a fleet in one process: it admits requests and executes the actions of the fleet's core.
 
 Invariants: the core receives exactly one arrival event and one end event for each request. Each action of the core leads to
-one event: a launch ends with ready or dead ranks, a stop with WorkerStopped, and a move with StreamMoved unless the request
+one event: a launch ends with ready or dead ranks, a stop with WorkerEnded, and a move with StreamMoved unless the request
 ends first. All code runs on one event loop, so the core processes one event at a time. This module does not need Ray.
 """
 

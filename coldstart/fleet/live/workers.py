@@ -224,8 +224,8 @@ class Workers:
         if ended.hung:
             self.hung[rank.model] += 1
         if process.is_stopping:
-            self._emit(events.WorkerStopped(rank.worker))
+            self._emit(events.WorkerEnded(rank.worker))
             return
         self._log.write("worker ended", worker=rank.worker, reason=ended.reason, beside=rank.beside or None)
         own = was_reached and not ended.hung
-        self._emit(events.WorkerDied(rank.worker, ended.reason, own))
+        self._emit(events.WorkerEnded(rank.worker, ended.reason, own))

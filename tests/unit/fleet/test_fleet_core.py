@@ -135,14 +135,14 @@ class Fleet(RuleBasedStateMachine):
     def worker_stops(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from(sorted(self.stopping)))
         self.drop(worker)
-        self.handle(events.WorkerStopped(worker))
+        self.handle(events.WorkerEnded(worker))
 
     @precondition(lambda self: self.workers)
     @rule(data=st.data())
     def worker_dies(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from(sorted(self.workers)))
         self.drop(worker)
-        self.handle(events.WorkerDied(worker, "killed"))
+        self.handle(events.WorkerEnded(worker, "killed"))
 
     @rule(name=st.sampled_from(sorted(server.name for server in SERVERS)), back=st.booleans())
     def server_leaves_or_joins(self, name: str, back: bool) -> None:
@@ -219,7 +219,7 @@ class Fleet(RuleBasedStateMachine):
             elif self.stopping:
                 worker = self.stopping.pop()
                 self.drop(worker)
-                self.handle(events.WorkerStopped(worker))
+                self.handle(events.WorkerEnded(worker))
             elif self.at:
                 request = next(iter(self.at))
                 self.at.pop(request)
@@ -281,7 +281,7 @@ def test_pipeline_stops_after_its_last_stream() -> None:
     assert one.handle(events.StreamMoved("1", False), 12.5) == []
     assert one.handle(events.Tick(), 13.0) == [] and device == [0]
     assert one.handle(events.RequestEnded("1"), 50.0) == [StopWorker(rank.worker) for rank in ranks]
-    assert one.handle(events.WorkerStopped(ranks[0].worker), 51.0) == []
+    assert one.handle(events.WorkerEnded(ranks[0].worker), 51.0) == []
     assert device == [ranks[0].memory - MODELS[1].memory]
     assert one.handle(events.Tick(), 50.0 + MODELS[1].idle_s) == [StopWorker(single.worker)]
 
@@ -289,7 +289,7 @@ def test_pipeline_stops_after_its_last_stream() -> None:
 def test_pipeline_ends_its_stream_when_the_worker_that_replaced_it_dies() -> None:
     one, ranks, single = _consolidated()
     one.handle(events.StreamMoved("1", False), 13.0)
-    one.handle(events.WorkerDied(single.worker, "killed"), 15.0)
+    one.handle(events.WorkerEnded(single.worker, "killed"), 15.0)
     assert ranks[0].group in one.groups and single.group not in one.groups
     actions = one.handle(events.RequestEnded("1"), 16.0)
     assert [StopWorker(rank.worker) for rank in ranks] == [a for a in actions if isinstance(a, StopWorker)]
@@ -320,11 +320,11 @@ def test_start_evicts_elsewhere_before_it_retries_the_failed_server() -> None:
     one.handle(events.ServerJoined(full), 2.0)
     (first,) = launches(one.handle(events.RequestArrived("2", "small"), 3.0))
     assert first.server == full.name
-    one.handle(events.WorkerDied(first.worker, "no space left on device"), 3.0)
+    one.handle(events.WorkerEnded(first.worker, "no space left on device"), 3.0)
     assert StopWorker(sits.worker) in (actions := one.handle(events.Tick(), one.deadline())) and not launches(
         actions
     )
-    (second,) = launches(one.handle(events.WorkerStopped(sits.worker), 5.0))
+    (second,) = launches(one.handle(events.WorkerEnded(sits.worker), 5.0))
     assert second.server == other.name
     # Without another server the start is retried there.
     one.handle(events.ServerLost(other.name), 6.0)
@@ -336,15 +336,15 @@ def test_single_worker_starts_when_the_pipeline_did_not() -> None:
     one = core(MODELS[:2])
     first, _ = ranks = launches(one.handle(events.RequestArrived("1", "large"), 0.0))
     assert "the limit is 9 s" in one.groups[first.group].choice
-    one.handle(events.WorkerDied(first.worker, "no bundle for 2 ranks"), 1.0)
+    one.handle(events.WorkerEnded(first.worker, "no bundle for 2 ranks"), 1.0)
     for rank in ranks:
-        one.handle(events.WorkerStopped(rank.worker), 1.0)
+        one.handle(events.WorkerEnded(rank.worker), 1.0)
     # Three ranks of an other bundle may start: only this size failed.
     again = launches(one.handle(events.Tick(), one.deadline()))
     assert len(again) == 3
-    one.handle(events.WorkerDied(again[0].worker, "no bundle for 3 ranks"), 3.0)
+    one.handle(events.WorkerEnded(again[0].worker, "no bundle for 3 ranks"), 3.0)
     for rank in again:
-        one.handle(events.WorkerStopped(rank.worker), 3.0)
+        one.handle(events.WorkerEnded(rank.worker), 3.0)
     while not (last := launches(one.handle(events.Tick(), one.deadline()))):
         pass
     assert len(last) not in (2, 3)
@@ -417,7 +417,7 @@ def test_a_pipeline_scales_up_to_what_came_while_it_started() -> None:
         last = one.handle(events.StreamMoved(action.request, True), 14.0)
     assert last == [StopWorker(rank.worker) for rank in ranks]
     for rank in ranks:
-        one.handle(events.WorkerStopped(rank.worker), 15.0)
+        one.handle(events.WorkerEnded(rank.worker), 15.0)
     assert sorted(min(devices) for devices in free.values()) == [30, 30]
 
 
@@ -439,7 +439,7 @@ def test_incomplete_group_stops_and_reserves_its_memory_until_stopped() -> None:
     assert actions == [StopWorker(pipeline[0].worker)] and not after.groups
     server = after.roster.servers[pipeline[0].server]
     assert min(server.free) == server.spec.memory - pipeline[0].memory
-    after.handle(events.WorkerStopped(pipeline[0].worker), 1.0)
+    after.handle(events.WorkerEnded(pipeline[0].worker), 1.0)
     assert min(server.free) == server.spec.memory
     assert after.roster.servers["s3"].draining
     unknown = FleetCore(FleetSettings(), (), ())

@@ -66,7 +66,7 @@ def test_weights_in_host_memory_are_not_fetched_again() -> None:
 
 
 def test_a_rank_that_dies_costs_time_and_no_request() -> None:
-    fault = [(8.0, events.WorkerDied("m#1.1", "killed"))]
+    fault = [(8.0, events.WorkerEnded("m#1.1", "killed"))]
     done = simulate([one()], SERVERS, [MODEL], FleetSettings(), faults=fault)
     (served,) = done.records
     assert (served.ok, served.first_token_s, done.counts["starts"]) == (True, 7.0, 2)

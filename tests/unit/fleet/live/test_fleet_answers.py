@@ -9,7 +9,7 @@ import pytest
 from support.fake_upstream import run, wait_until
 from support.fleet_rig import deployment, fleet
 
-from coldstart.fleet.events import WorkerDied
+from coldstart.fleet.events import WorkerEnded
 from coldstart.fleet.live.control import MAX_UNSENT_TRIES
 from coldstart.host.live.front import Ticket
 from coldstart.host.live.upstream import DisconnectedError, NothingSentError
@@ -39,7 +39,7 @@ def test_unreachable_servers_only_delay_a_request(tmp_path: Path) -> None:
                 node.away = True
             cold = asyncio.create_task(stage.ask("a"))
             told = stage.rig.recording
-            await wait_until(lambda: sum(isinstance(event, WorkerDied) for _, event, _ in told) > 4)
+            await wait_until(lambda: sum(isinstance(event, WorkerEnded) for _, event, _ in told) > 4)
             assert not cold.done()
             for node in stage.rig.nodes.values():
                 node.away = False
