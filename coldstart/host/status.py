@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from math import isinf
 from typing import Any
 
@@ -62,7 +62,7 @@ RECENT = 100
 
 @dataclass(slots=True)
 class ModelFacts:
-    """Facts about one model that the core does not know. `last_start` is an object in the status document."""
+    """Facts about one model that the core does not know. They are fields of the model in the status document."""
 
     aliases: Sequence[str] = ()
     adapters: Sequence[str] = ()
@@ -163,11 +163,12 @@ def _describe_host(core: Core, facts: HostFacts, now: float) -> dict[str, Any]:
 
 
 def _describe_model(core: Core, model: Model, facts: ModelFacts, now: float, began: float) -> dict[str, Any]:
-    failed = model.state is State.FAILED
+    failed, known = model.state is State.FAILED, {one.name: getattr(facts, one.name) for one in fields(facts)}
+    if facts.gpu_memory_bytes is None:
+        del known["gpu_memory_bytes"]
     return {
+        **known,
         "name": model.spec.name,
-        "aliases": list(facts.aliases),
-        "adapters": list(facts.adapters),
         "state": str(model.state),
         "progress": facts.progress.build_document() if facts.progress else None,
         "tier": model.tier.name,
@@ -179,22 +180,14 @@ def _describe_model(core: Core, model: Model, facts: ModelFacts, now: float, beg
         "penalty_s": {tier.name: model.observed.penalty_s(tier) for tier in model.spec.tiers},
         "held": len(model.waiting),
         "in_flight": len(model.in_flight),
-        "requests": facts.requests,
-        "hits": facts.hits,
         "hit_ratio": _ratio(facts.hits, facts.requests),
-        "chunks_streamed": facts.chunks_streamed,
-        "starts": facts.starts,
         "failures": model.failures,
         "error": model.error,
         "retry_in_s": max(0.0, model.retry_at - now) if failed and model.retry_at > now else None,
         "since_s": max(0.0, now - (began if model.state_since is None else model.state_since)),
         "idle_s": None if isinf(idle := core.idle_limit(model)) else idle,
         "prewarm": model.spec.prewarm,
-        "next_prewarm_unix_s": facts.next_prewarm_unix_s,
-        "mode": facts.mode,
-        "pid": facts.pid,
-        "last_start": facts.last_start,
-    } | ({} if facts.gpu_memory_bytes is None else {"gpu_memory_bytes": facts.gpu_memory_bytes})
+    }
 
 
 def _ratio(hits: int, requests: int) -> float | None:

@@ -34,7 +34,7 @@ from coldstart.fleet.live.orders import (
 )
 from coldstart.host.launches import Launch
 from coldstart.host.live import messages
-from coldstart.host.live.servers import PATIENCE_S, ModelServer, Starter, StartFailedError, await_hang
+from coldstart.host.live.servers import ModelServer, Starter, StartFailedError, await_hang, stop_by_force
 from coldstart.host.live.starter import StartOrder
 from coldstart.launch.scheduler import reserve_cores
 from coldstart.system.ipc.addresses import find_free_port
@@ -214,18 +214,13 @@ class NodeServers:
             await asyncio.sleep(FETCH_POLL_S)
 
     async def stop(self, worker: str) -> None:
-        """Stop a worker, with a second signal after PATIENCE_S seconds.
-
-        Its exit is reported as an event, even if the worker is unknown.
-        """
+        """Stop a worker, by force after a while. Its exit is reported as an event, even if the worker is unknown."""
         process = self.processes.get(worker)
         if process is None:
             self._report(RankEnded(worker, "unknown worker"))
             return
         process.stopping = True
-        process.server.stop()
-        await asyncio.wait([process.server.ended], timeout=PATIENCE_S)
-        process.server.stop()
+        await stop_by_force(process.server)
 
     async def clear(self) -> None:
         """Kill all workers, because the fleet no longer uses them, and wait until they have exited."""

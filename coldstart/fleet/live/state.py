@@ -8,7 +8,7 @@ cannot be saved remains in use until the process exits.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -119,30 +119,31 @@ class FleetState:
 
         Return the updated model, or None if it is not deployed.
         """
-        known = self.models.get(name)
-        if known is None:
-            return None
-        joins = known.spec.joins
-        spec = replace(
-            known.spec, joins={**joins, ranks: _update_average(joins.get(ranks), max(0.0, seconds))}
-        )
-        self.models = {**self.models, name: replace(known, spec=spec)}
-        self._try_to_save()
-        return spec
+
+        def change(spec: FleetModel) -> FleetModel:
+            before = spec.joins.get(ranks)
+            return replace(spec, joins={**spec.joins, ranks: _update_average(before, max(0.0, seconds))})
+
+        return self._correct(name, change)
 
     def record_load_time(self, name: str, seconds: float) -> FleetModel | None:
         """Record how many seconds a worker with local weights took to start its runtime and load them.
 
         Return the updated model, or None if it is not deployed.
         """
-        known = self.models.get(name)
-        if known is None:
+
+        def change(spec: FleetModel) -> FleetModel:
+            # The measurement includes the start of the container and the device context.
+            library_s = max(0.0, seconds - spec.costs.container_s - spec.costs.context_s)
+            library_s = _update_average(spec.costs.library_s, library_s)
+            return replace(spec, costs=replace(spec.costs, library_s=library_s))
+
+        return self._correct(name, change)
+
+    def _correct(self, name: str, change: Callable[[FleetModel], FleetModel]) -> FleetModel | None:
+        if (known := self.models.get(name)) is None:
             return None
-        costs = known.spec.costs
-        # The measurement includes the start of the container and the device context.
-        fixed_s = costs.container_s + costs.context_s
-        library_s = _update_average(costs.library_s, max(0.0, seconds - fixed_s))
-        spec = replace(known.spec, costs=replace(costs, library_s=library_s))
+        spec = change(known.spec)
         self.models = {**self.models, name: replace(known, spec=spec)}
         self._try_to_save()
         return spec
