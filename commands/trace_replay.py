@@ -22,6 +22,7 @@ from coldstart.commands._options import command as declare
 
 from coldstart.contract import environment
 from coldstart.errors import CommandFailedError, UsageError, describe_reason
+from coldstart.fleet.specification import parse_slo
 from coldstart.lab import records
 from coldstart.lab.live import Target, replay
 from coldstart.lab.plan import TracePlan, estimate_times
@@ -132,7 +133,8 @@ def command(
             hint="remove one of them",
         )
     _check_target(kind, file, target, profile)
-    limits: records.SloLimits = {None: found} if (found := records.parse_slo(slo)) else {}
+    found = parse_slo(slo, records.SLO_METRICS)
+    limits: records.SloLimits = {None: {f"{name}_s": s for name, s in found.items()}} if found else {}
     try:
         plan = TracePlan(file, **settings)
         plans = [plan] if sweep is None else _plan_sweep(plan, sweep, slo, common.typed)

@@ -26,7 +26,7 @@ can be started on some sufficiently large server; values are in bytes and second
 # ruff: noqa: RUF009 - `setting` returns a dataclass field
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import StrEnum
 from math import ceil, inf
@@ -254,6 +254,24 @@ class FleetSettings:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+
+
+def parse_slo(text: str, metrics: Sequence[str]) -> dict[str, float]:
+    """Parse latency limits such as 'ttft=2,tpot=0.1' into seconds by metric. Raises UsageError for any other text."""
+    limits: dict[str, float] = {}
+    for part in filter(None, text.split(",")):
+        name, _, value = part.partition("=")
+        name = name.strip()
+        try:
+            limits[name] = float(value)
+        except ValueError:
+            limits[name] = 0.0
+        if name not in metrics or not limits[name] > 0:
+            raise UsageError(
+                f"--slo {part!r}: expected METRIC=SECONDS with a time above 0 and a metric of {', '.join(metrics)}",
+                hint="specify limits in seconds: --slo ttft=2,tpot=0.1",
+            )
+    return limits
 
 
 @dataclass(frozen=True, slots=True)

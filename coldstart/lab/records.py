@@ -13,8 +13,6 @@ from dataclasses import dataclass, field, fields
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from coldstart.errors import UsageError
-
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
@@ -26,6 +24,8 @@ METRICS = {
     "wait_s": "until sent",
 }
 """Metrics of a request with their labels. Only `wait_s` also covers failed requests."""
+SLO_METRICS = ("ttft", "tpot", "normalized", "latency")
+"""Metrics that an SLO can limit; the name of each in METRICS ends in `_s`."""
 PERCENTILES = (50, 90, 95, 99)
 STATISTICS = ("mean", *(f"p{percent}" for percent in PERCENTILES), "max")
 
@@ -122,24 +122,6 @@ def tabulate(records: Iterable[RequestRecord]) -> DataFrame:
     frame["normalized_s"] = (frame["latency_s"] / tokens).where(tokens > 0)
     frame["wait_s"] = frame["sent_s"] - frame["due_s"]
     return frame
-
-
-def parse_slo(text: str) -> dict[str, float]:
-    """Parse 'ttft=2,tpot=0.1,normalized=0.3,latency=60' into limits in seconds by metric. Raises UsageError."""
-    limits: dict[str, float] = {}
-    for part in filter(None, text.split(",")):
-        name, _, value = part.partition("=")
-        key = f"{name.strip()}_s"
-        try:
-            limits[key] = float(value)
-        except ValueError:
-            limits[key] = 0.0
-        if key not in METRICS or key == "wait_s" or not limits[key] > 0:
-            raise UsageError(
-                f"--slo {part!r}: expected ttft=, tpot=, normalized= or latency= with a positive number of seconds",
-                hint="specify limits in seconds: --slo ttft=2,tpot=0.1",
-            )
-    return limits
 
 
 def describe(values: Series | Sequence[float]) -> dict[str, float] | None:

@@ -239,12 +239,14 @@ def read_arguments(bundle: Bundle) -> Arguments | None:
 class ProofStart(msgspec.Struct, frozen=True):
     """Measurements of the test start that verified a bundle: time to ready in seconds, and memory in bytes.
 
-    `device_bytes` is the peak over all GPUs. It is None for vLLM's CPU build or if no driver reported it.
+    `device_bytes` is the peak over all GPUs. It is None for vLLM's CPU build or if no driver reported it. `spans` are the
+    seconds of each stage, summed over all ranks.
     """
 
     ready_s: Annotated[float, msgspec.Meta(ge=0)]
     memory_bytes: Annotated[int, msgspec.Meta(gt=0, le=1 << 62)]
     device_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)] | None = None
+    spans: dict[str, float] = {}
 
 
 class _Stages(msgspec.Struct):

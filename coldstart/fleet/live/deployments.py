@@ -19,7 +19,7 @@ from coldstart.artifacts.errors import BundleError
 from coldstart.errors import UsageError
 from coldstart.fleet.live.orders import build_rank_arguments
 from coldstart.fleet.live.state import ModelDeployment
-from coldstart.fleet.specification import MOST_RANKS, Costs, DeployOptions, FleetModel
+from coldstart.fleet.specification import MOST_RANKS, Costs, DeployOptions, FleetModel, parse_slo
 from coldstart.host.launches import Launch
 from coldstart.host.live import profiles
 from coldstart.models import inspection, keys
@@ -35,23 +35,6 @@ PROFILE_PROMPT_TOKENS = 512
 """Prompt length for which the time to first token is predicted, in tokens."""
 
 
-def parse_limits(text: str | None) -> tuple[float, float]:
-    """Parse limits such as `ttft=2,tpot=0.1`, and return the TTFT and TPOT limits in seconds.
-
-    A limit that is not given is infinite. Raises UsageError if the text is invalid.
-    """
-    limits = {"ttft": inf, "tpot": inf}
-    for part in text.split(",") if text else ():
-        name, _, value = part.partition("=")
-        try:
-            limits[name], given = float(value), name in limits
-            if not given or not limits[name] > 0:
-                raise ValueError
-        except ValueError as error:
-            raise UsageError(f"--slo: invalid limits {text!r}", hint="use --slo ttft=2,tpot=0.1") from error
-    return limits["ttft"], limits["tpot"]
-
-
 def build_deployment(
     launch: Launch, options: DeployOptions, cache: Cache, *, offline: bool
 ) -> ModelDeployment:
@@ -61,7 +44,7 @@ def build_deployment(
         UsageError: A required value is unknown.
         NoBundleError: A value must come from a bundle, but there is none.
     """
-    slo, batch, start_s = parse_limits(options.slo), options.batch, options.start_s
+    limits, start_s = parse_slo(options.slo or "", ("ttft", "tpot")), options.start_s
     found = profiles.look_up_launch(launch, cache, offline=offline)
     shares: dict[int, tuple[int, ...]] = {}
     if options.size:
@@ -82,9 +65,9 @@ def build_deployment(
             after_s, load_s = read_stages(found.bundle)
             start_s = max(0.0, known.start_s - after_s - load_s)
             recorded[1] = after_s
-    costs = read_costs(found, start_s, batch)
+    costs = read_costs(found, start_s, options.batch)
     pipelines, unavailable = look_up_pipelines(launch, found, start_s)
-    if slo[1] < inf and not costs.decode_s:
+    if "tpot" in limits and not costs.decode_s:
         raise UsageError(
             f"{launch.name}: a TPOT limit requires profiled iterations, and no bundle of this model contains them",
             hint=f"run `coldstart materialize {launch.model}`",
@@ -94,8 +77,9 @@ def build_deployment(
         weights,
         max(needed, weights),
         costs,
-        *slo,
-        batch,
+        limits.get("ttft", inf),
+        limits.get("tpot", inf),
+        options.batch,
         options.least,
         options.most,
         options.idle_s,
@@ -139,13 +123,10 @@ def read_stages(bundle: Bundle | None, ranks: int = 1) -> tuple[float, float]:
 
     Both are 0 if the bundle does not record stages. The run had `ranks` ranks, and the bundle records the sum over all ranks.
     """
-    try:
-        stages: Any = bundle.read_json("stages") if bundle else {"spans": {}}
-        spans = stages["spans"]
-        after = sum(float(spans.get(name, 0.0)) for name in _STAGES_AFTER_WEIGHTS) / ranks
-        return after, float(spans.get(_LOAD_STAGE, 0.0)) / ranks
-    except (BundleError, AttributeError, KeyError, TypeError, ValueError):
-        return 0.0, 0.0
+    proof = None if bundle is None else inspection.read_proof(bundle)
+    spans = proof.spans if proof else {}
+    after_s = sum(spans.get(name, 0.0) for name in _STAGES_AFTER_WEIGHTS)
+    return after_s / ranks, spans.get(_LOAD_STAGE, 0.0) / ranks
 
 
 def look_up_pipelines(

@@ -3,7 +3,7 @@ import json
 import pytest
 from support import pages
 
-from coldstart.lab.records import Replay, RequestRecord, parse_slo, summarize, tabulate
+from coldstart.lab.records import Replay, RequestRecord, summarize, tabulate
 from coldstart.lab.report import ReplayRun, compare_runs, find_highest_rates, report, tabulate_metrics
 
 
@@ -30,7 +30,7 @@ def test_the_definitions() -> None:
 
 def test_failures_count_as_misses_and_not_as_latencies() -> None:
     records = tabulate([record(0, 2.0, 4.0, 5), record(1, 9.0, 11.0, 5), FAILED])
-    found = summarize(records, {None: parse_slo("ttft=2,tpot=1")}, duration_s=10.0)
+    found = summarize(records, {None: {"ttft_s": 2.0, "tpot_s": 1.0}}, duration_s=10.0)
     assert (found["requests"], found["completed"], found["failed"]) == (3, 2, 1)
     assert found["slo"] == {
         "limits": {"all": {"ttft_s": 2.0, "tpot_s": 1.0}},

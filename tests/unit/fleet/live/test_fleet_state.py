@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,10 +16,10 @@ from support.fleet_rig import deployment
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError
 from coldstart.fleet.live import deployments, state
-from coldstart.fleet.live.deployments import build_deployment, parse_limits
+from coldstart.fleet.live.deployments import build_deployment
 from coldstart.fleet.live.state import FleetState
 from coldstart.fleet.sizing import Offer, choose
-from coldstart.fleet.specification import DeployOptions, FleetModel, FleetSettings
+from coldstart.fleet.specification import DeployOptions, FleetModel, FleetSettings, parse_slo
 from coldstart.host.launches import Launch
 from coldstart.system.paths import Cache
 
@@ -53,12 +52,15 @@ def test_state_refuses_a_foreign_file(tmp_path: Path, text: str) -> None:
 
 
 def test_limits_as_they_are_typed() -> None:
-    assert parse_limits(None) == (inf, inf) and parse_limits("ttft=2") == (2.0, inf)
-    assert parse_limits("tpot=0.1,ttft=2") == (2.0, 0.1)
-    for wrong in ("ttft", "ttft=0", "ttft=nan", "latency=1", "ttft=x", "tpot=", "ttft=1,"):
-        with pytest.raises(UsageError, match="invalid limits") as caught:
-            parse_limits(wrong)
-        assert caught.value.hint == "use --slo ttft=2,tpot=0.1"
+    metrics = ("ttft", "tpot")
+    assert parse_slo("", metrics) == {} and parse_slo("tpot=0.1,ttft=2", metrics) == {
+        "ttft": 2.0,
+        "tpot": 0.1,
+    }
+    for wrong in ("ttft", "ttft=0", "ttft=nan", "latency=1", "ttft=x", "tpot="):
+        with pytest.raises(UsageError, match="expected METRIC=SECONDS") as caught:
+            parse_slo(wrong, metrics)
+        assert caught.value.hint == "specify limits in seconds: --slo ttft=2,tpot=0.1"
 
 
 ITERATIONS = {"prefill": [[1, 0.01], [512, 0.5]], "decode": [[1, 0.01], [8, 0.08]]}
