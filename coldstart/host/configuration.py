@@ -35,18 +35,10 @@ from typing import Annotated, Any
 
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError
+from coldstart.host import tables
 from coldstart.host.launches import FORKED, Catalogue, Launch
 from coldstart.host.policies import create_policy
 from coldstart.host.specification import AWAKE, HostSettings, ModelSpec, Tier, stopped
-from coldstart.host.tables import (
-    Seconds,
-    Size,
-    decode,
-    expect_table,
-    parse_at,
-    read_toml,
-    require_keys,
-)
 from coldstart.units import format_memory
 
 _HINT = 'write five fields, such as "0 8 * * 1-5" for 8:00 on weekdays'
@@ -110,11 +102,11 @@ Adopt = Callable[[Launch], tuple[Arguments, str]]
 class ModelTable(Launch):
     """A model's table in the host file. If `memory` or `start_s` is None, a profile supplies the value."""
 
-    memory: Size | None = None
-    start_s: Seconds | None = None
+    memory: tables.Size | None = None
+    start_s: tables.Seconds | None = None
     tiers: tuple[Tier, ...] = ()
     pinned: bool = False
-    idle_s: Seconds | None = None
+    idle_s: tables.Seconds | None = None
     prewarm: Annotated[str, parse_crontab] | None = None
 
 
@@ -172,7 +164,7 @@ def load(
     Raises:
         UsageError: The file cannot be read or is not a valid host configuration.
     """
-    table, typed = read_toml(path, "host"), typed or {}
+    table, typed = tables.read_toml(path, "host"), typed or {}
     models = table.get("models", {})
     if isinstance(models, dict):
         models = {**models, **typed.get("models", {})}
@@ -197,13 +189,13 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None, adopt: Ado
             "no model is configured: at least one table [models.NAME] is required",
             hint='write [models.NAME] with memory = "14GiB" and start_s = 8.0',
         )
-    settings = decode(HostSettings, top)
-    parse_at("policy", lambda _: create_policy(settings.policy, {}, settings.memory), settings.policy)
+    settings = tables.decode(HostSettings, top)
+    tables.parse_at("policy", lambda _: create_policy(settings.policy, {}, settings.memory), settings.policy)
     launches = {}
     for name, given in models.items():
         place = f"models.{name}"
-        content = {"model": name, **defaults, **expect_table(given, place)}
-        launches[name] = decode(ModelTable, content, place, name=name, weights_from=None)
+        content = {"model": name, **defaults, **tables.expect_table(given, place)}
+        launches[name] = tables.decode(ModelTable, content, place, name=name, weights_from=None)
     missing = [name for name, launch in launches.items() if not launch.devices]
     if missing and len(missing) < len(launches):  # the other models would use memory of an unknown device
         raise UsageError(
@@ -231,7 +223,7 @@ def _build_spec(model: ModelTable, profiles: Profiles | None, shares: bool) -> M
         key: one for key in ("memory", "start_s") if (one := getattr(model, key)) is not None
     }
     if profiles is None or len(given) == 2:
-        require_keys(given, ("memory", "start_s"), f"models.{model.name}")
+        tables.require_keys(given, ("memory", "start_s"), f"models.{model.name}")
         known = Profile(source="file", **given)
     else:
         given |= {} if model.memory is None else {"source": "file", "shared": 0}

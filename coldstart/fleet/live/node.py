@@ -23,15 +23,7 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.weights import PacedFetch
 from coldstart.errors import UsageError
 from coldstart.fleet.events import FoundRank
-from coldstart.fleet.live.orders import (
-    NodeReport,
-    RankEnded,
-    RankFetched,
-    RankOrder,
-    RankUp,
-    WorkerEvent,
-    build_rank_arguments,
-)
+from coldstart.fleet.live import orders
 from coldstart.host.launches import Launch
 from coldstart.host.live import messages
 from coldstart.host.live.servers import ModelServer, Starter, StartFailedError, await_hang, stop_by_force
@@ -49,13 +41,13 @@ HOP_SAMPLES, HOP_TIMEOUT_S = 5, 2.0
 
 @dataclass(eq=False, slots=True)
 class _WorkerProcess:
-    order: RankOrder
+    order: orders.RankOrder
     server: ModelServer
     place: tuple[str, int]
     key: str
     handover_key: str
     pace: PacedFetch | None = None
-    up: RankUp | None = None
+    up: orders.RankUp | None = None
     stopping: bool = False
     hung: str = ""
 
@@ -73,7 +65,7 @@ class NodeServers:
     ) -> None:
         self.host, self.servers, self.selects_device, self.clock = host, servers, selects_device, clock
         self.processes: dict[str, _WorkerProcess] = {}
-        self._events: deque[tuple[int, WorkerEvent]] = deque()
+        self._events: deque[tuple[int, orders.WorkerEvent]] = deque()
         self._seq = 0
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -101,7 +93,7 @@ class NodeServers:
             return None
         return median(times)
 
-    async def launch(self, order: RankOrder) -> None:
+    async def launch(self, order: orders.RankOrder) -> None:
         """Launch a rank, and report the result as an event. Ignore the order if the worker already exists."""
         worker = order.rank.worker
         if worker in self.processes:
@@ -132,7 +124,7 @@ class NodeServers:
                 launch = replace(launch, args=Arguments([*launch.args, *words]))
             server = self.servers.begin(StartOrder(launch, order.deadline_s, listen, env, pace))
         except OSError as error:  # no descriptor, no disk, no process
-            self._report(RankEnded(worker, f"cannot start a server: {error.strerror or error}"))
+            self._report(orders.RankEnded(worker, f"cannot start a server: {error.strerror or error}"))
             return
         process = self.processes[worker] = _WorkerProcess(order, server, place, key, handover_key, pace)
         task = asyncio.get_running_loop().create_task(self._supervise(worker, process))
@@ -145,10 +137,10 @@ class NodeServers:
         if process is not None and process.pace is not None:
             process.pace = replace(process.pace, rate=rate)
 
-    def _get_device_env(self, order: RankOrder) -> dict[str, str]:
+    def _get_device_env(self, order: orders.RankOrder) -> dict[str, str]:
         return {str(environment.CUDA_VISIBLE_DEVICES): str(order.rank.device)} if self.selects_device else {}
 
-    def _get_shared_weights_env(self, order: RankOrder) -> dict[str, str]:
+    def _get_shared_weights_env(self, order: orders.RankOrder) -> dict[str, str]:
         """Return the variables that let a rank share weights with the full worker that replaces it. Empty on a GPU."""
         if self.selects_device or not _is_rank_or_replacement(order):
             return {}
@@ -159,7 +151,7 @@ class NodeServers:
         owner = blake2b((order.rank.beside or order.rank.worker).encode(), digest_size=8).hexdigest()
         return {str(environment.WEIGHTS_SOCKET): str(self._sockets / owner)}
 
-    def _can_hand_over(self, order: RankOrder, launch: Launch) -> bool:
+    def _can_hand_over(self, order: orders.RankOrder, launch: Launch) -> bool:
         """Return whether the server can send or receive requests with their KV cache.
 
         Only a pipeline or its replacement needs this, and only CPU engines without another KV connector support it.
@@ -183,13 +175,13 @@ class NodeServers:
             steps = tuple(fallback.decode(ready.document.get("fallbacks")))
             url = f"http://{process.place[0]}:{process.place[1]}"
             took_s, keys = self.clock() - began, (process.key, process.handover_key)
-            process.up = RankUp(worker, url, ready.mode, took_s, ready.pid, steps, *keys)
+            process.up = orders.RankUp(worker, url, ready.mode, took_s, ready.pid, steps, *keys)
             self._report(process.up)
             reason = await process.server.ended
         fetching.cancel()
         watching.cancel()
         del self.processes[worker]
-        self._report(RankEnded(worker, process.hung or reason, hung=bool(process.hung)))
+        self._report(orders.RankEnded(worker, process.hung or reason, hung=bool(process.hung)))
 
     async def _end_if_hung(self, process: _WorkerProcess) -> None:
         """Kill the server if it hangs. In a pipeline, only the first rank has an API server."""
@@ -209,7 +201,9 @@ class NodeServers:
             with suppress(client.PrefetchError, OSError):
                 progress = await asyncio.to_thread(client.set_pace, process.pace)
             if progress is not None and progress["ended"]:
-                self._report(RankFetched(worker, progress["bytes"], progress["seconds"], progress["limited"]))
+                self._report(
+                    orders.RankFetched(worker, progress["bytes"], progress["seconds"], progress["limited"])
+                )
                 return
             await asyncio.sleep(FETCH_POLL_S)
 
@@ -217,7 +211,7 @@ class NodeServers:
         """Stop a worker, by force after a while. Its exit is reported as an event, even if the worker is unknown."""
         process = self.processes.get(worker)
         if process is None:
-            self._report(RankEnded(worker, "unknown worker"))
+            self._report(orders.RankEnded(worker, "unknown worker"))
             return
         process.stopping = True
         await stop_by_force(process.server)
@@ -232,18 +226,20 @@ class NodeServers:
         if ended:
             await asyncio.wait(ended)
 
-    def _report(self, event: WorkerEvent) -> None:
+    def _report(self, event: orders.WorkerEvent) -> None:
         self._seq += 1
         self._events.append((self._seq, event))
         self._changed.set()
 
-    async def report(self) -> NodeReport:
+    async def report(self) -> orders.NodeReport:
         """Return a report on all workers."""
         found = self.processes.values()
         workers = ((FoundRank(one.order.rank, one.up is not None, one.stopping), one.up) for one in found)
-        return NodeReport(self._seq, tuple(workers))
+        return orders.NodeReport(self._seq, tuple(workers))
 
-    async def read_events(self, after: int, wait_s: float = EVENT_WAIT_S) -> list[tuple[int, WorkerEvent]]:
+    async def read_events(
+        self, after: int, wait_s: float = EVENT_WAIT_S
+    ) -> list[tuple[int, orders.WorkerEvent]]:
         """Return the events with numbers above `after`, waiting up to `wait_s` seconds for the first."""
         while self._events and self._events[0][0] <= after:
             self._events.popleft()
@@ -256,11 +252,11 @@ class NodeServers:
         return [one for one in self._events if one[0] > after]
 
 
-def _is_rank_or_replacement(order: RankOrder) -> bool:
+def _is_rank_or_replacement(order: orders.RankOrder) -> bool:
     return order.master is not None or bool(order.rank.beside)
 
 
-def _build_launch(order: RankOrder) -> Launch:
+def _build_launch(order: orders.RankOrder) -> Launch:
     """Return the launch of a worker. A rank of a pipeline also gets its rank number and the rendezvous address."""
     rank, master = order.rank, order.master
     if master is None:
@@ -277,5 +273,6 @@ def _build_launch(order: RankOrder) -> Launch:
     ]
     headless = ["--headless"] if rank.rank else []
     return replace(
-        order.launch, args=build_rank_arguments(order.launch.args, rank.ranks).append(*place, *headless)
+        order.launch,
+        args=orders.build_rank_arguments(order.launch.args, rank.ranks).append(*place, *headless),
     )

@@ -17,16 +17,7 @@ from coldstart.fleet import events, sizing
 from coldstart.fleet.core import FleetCore
 from coldstart.fleet.events import Event, LaunchRank
 from coldstart.fleet.groups import Group
-from coldstart.fleet.live.orders import (
-    Node,
-    NodeLostError,
-    NodeReport,
-    RankEnded,
-    RankFetched,
-    RankOrder,
-    RankUp,
-    WorkerEvent,
-)
+from coldstart.fleet.live import orders
 from coldstart.fleet.live.state import FleetState
 from coldstart.host.live.log import BackgroundTasks, Log
 
@@ -38,8 +29,8 @@ class EngineProcess:
     rank: LaunchRank
     is_stopping: bool = False
     rate: float | None = None
-    up: RankUp | None = None
-    fetched: RankFetched | None = None
+    up: orders.RankUp | None = None
+    fetched: orders.RankFetched | None = None
 
 
 class Workers:
@@ -59,10 +50,10 @@ class Workers:
         self._core, self._state = core, state
         self._emit, self._tasks, self._log = emit, tasks, log
         self.processes: dict[str, EngineProcess] = {}
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, orders.Node] = {}
         self.hung = Counter[str]()
 
-    def find_first_rank(self, group: Group) -> RankUp | None:
+    def find_first_rank(self, group: Group) -> orders.RankUp | None:
         """Return the RankUp event of a group's first rank, which answers its requests, or None if that rank is not ready."""
         process = self.processes.get(group.workers[0].name)
         return process.up if process else None
@@ -75,7 +66,7 @@ class Workers:
             del self.processes[name]
         return True
 
-    def adopt(self, server: str, node: Node, report: NodeReport) -> None:
+    def adopt(self, server: str, node: orders.Node, report: orders.NodeReport) -> None:
         """Add a server together with the processes that an earlier gateway started on it."""
         self.nodes[server] = node
         for found, up in report.workers:
@@ -97,7 +88,7 @@ class Workers:
         )
         try:
             master = await self._call(first.server, "rendezvous") if len(ranks) > 1 else None
-        except NodeLostError as lost:
+        except orders.NodeLostError as lost:
             for rank in ranks:
                 self._record_unreachable(rank.worker, first.server, lost)
             return
@@ -107,7 +98,9 @@ class Workers:
                 self._send_order(
                     rank,
                     "launch",
-                    RankOrder(rank, launch, limits.hold_s, limits.hang_timeout_s, master, process.rate),
+                    orders.RankOrder(
+                        rank, launch, limits.hold_s, limits.hang_timeout_s, master, process.rate
+                    ),
                 )
                 for rank in ranks
                 # The server of a rank without a process was lost.
@@ -118,14 +111,14 @@ class Workers:
     async def _call(self, server: str, method: str, *args: Any) -> Any:
         """Call a method of a server. Raises NodeLostError if the server was lost or cannot be reached."""
         if (node := self.nodes.get(server)) is None:
-            raise NodeLostError("the server was lost")
+            raise orders.NodeLostError("the server was lost")
         return await node.call(method, *args)
 
-    async def _send_order(self, rank: LaunchRank, method: str, order: RankOrder | str) -> None:
+    async def _send_order(self, rank: LaunchRank, method: str, order: orders.RankOrder | str) -> None:
         """Send an order to the server of a rank. If the server cannot be reached, record that the worker has ended."""
         try:
             await self._call(rank.server, method, order)
-        except NodeLostError as lost:
+        except orders.NodeLostError as lost:
             self._record_unreachable(rank.worker, rank.server, lost)
 
     def set_fetch_rate(self, worker: str, rate: float | None) -> None:
@@ -136,11 +129,13 @@ class Workers:
             self._tasks.spawn(self._send_fetch_rate(process))
 
     async def _send_fetch_rate(self, process: EngineProcess) -> None:
-        with suppress(NodeLostError):  # the loss of the server is reported separately
+        with suppress(orders.NodeLostError):  # the loss of the server is reported separately
             await self._call(process.rank.server, "set_fetch_rate", process.rank.worker, process.rate)
 
     def _record_unreachable(self, worker: str, server: str, lost: Exception) -> None:
-        self._record_end(RankEnded(worker, f"server {server} cannot be reached: {lost}"), was_reached=False)
+        self._record_end(
+            orders.RankEnded(worker, f"server {server} cannot be reached: {lost}"), was_reached=False
+        )
 
     def stop(self, worker: str) -> None:
         """Stop a worker."""
@@ -150,16 +145,16 @@ class Workers:
             self._log.write("stop", worker=worker)
             self._tasks.spawn(self._send_order(process.rank, "stop", worker))
 
-    def process_event(self, event: WorkerEvent) -> None:
+    def process_event(self, event: orders.WorkerEvent) -> None:
         """Process an event that a server reported."""
-        if isinstance(event, RankEnded):
+        if isinstance(event, orders.RankEnded):
             self._record_end(event)
-        elif isinstance(event, RankFetched):
+        elif isinstance(event, orders.RankFetched):
             self._record_fetch(event)
         elif (process := self.processes.get(event.worker)) is not None and process.rank.rank == 0:
             self._record_ready(event, process)
 
-    def _record_fetch(self, fetched: RankFetched) -> None:
+    def _record_fetch(self, fetched: orders.RankFetched) -> None:
         """Record a completed fetch. Fetches of a replacement have low priority, so they do not measure the link."""
         process = self.processes.get(fetched.worker)
         if process is None:
@@ -173,7 +168,7 @@ class Workers:
             if speed is not None:
                 self._emit(events.LinkMeasured(rank.server, speed))
 
-    def _record_ready(self, up: RankUp, first: EngineProcess) -> None:
+    def _record_ready(self, up: orders.RankUp, first: EngineProcess) -> None:
         """Record that a group is ready. Its first rank becomes ready only after all other ranks."""
         first.up = up
         log = self._log
@@ -187,7 +182,7 @@ class Workers:
         if not first.rank.beside:
             self._record_join_time(up, first.rank, ranks)
 
-    def _record_join_time(self, up: RankUp, first: LaunchRank, ranks: list[EngineProcess]) -> None:
+    def _record_join_time(self, up: orders.RankUp, first: LaunchRank, ranks: list[EngineProcess]) -> None:
         """Record the seconds from loaded weights to ready if every rank fetched its weights.
 
         For a single worker with local weights, record instead the seconds until its weights were loaded.
@@ -216,7 +211,7 @@ class Workers:
         if (spec := self._state.record_join_time(first.model, len(terms), seconds)) is not None:
             self._emit(events.ModelDeployed(spec))
 
-    def _record_end(self, ended: RankEnded, *, was_reached: bool = True) -> None:
+    def _record_end(self, ended: orders.RankEnded, *, was_reached: bool = True) -> None:
         process = self.processes.pop(ended.worker, None)
         if process is None:
             return

@@ -18,15 +18,6 @@ from coldstart.host.live import messages
 from coldstart.host.live.access_control import CLIENT
 from coldstart.host.live.continuation import Continuation
 from coldstart.host.live.front import AdmissionRefusedError, Front, Ticket
-from coldstart.host.live.messages import (
-    BodyMemory,
-    ClientGoneError,
-    Headers,
-    Receive,
-    Scope,
-    Send,
-    run_while_connected,
-)
 from coldstart.host.live.upstream import (
     AbortedError,
     DisconnectedError,
@@ -42,10 +33,10 @@ class Exchange:
     def __init__(
         self,
         front: Front[Any],
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        memory: BodyMemory,
+        scope: messages.Scope,
+        receive: messages.Receive,
+        send: messages.Send,
+        memory: messages.BodyMemory,
         heartbeat_s: float,
     ) -> None:
         self.front, self.scope, self.receive, self.send = front, scope, receive, send
@@ -67,8 +58,8 @@ class Exchange:
             self.body = await self.memory.read(self.receive)
             self._held_bytes = len(self.body)
             self.requested_model, self.is_streaming = messages.parse_routing(self.body)
-            await run_while_connected(self.receive, self._handle)
-        except ClientGoneError:
+            await messages.run_while_connected(self.receive, self._handle)
+        except messages.ClientGoneError:
             pass
         except AdmissionRefusedError as refused:
             await self._refuse(refused)
@@ -254,7 +245,7 @@ class Exchange:
         )
         await response(self.scope, self.receive, self.send)
 
-    async def _start(self, status: int, named: Headers) -> None:
+    async def _start(self, status: int, named: messages.Headers) -> None:
         self.status = status
         await self.send({"type": "http.response.start", "status": status, "headers": named})
 
