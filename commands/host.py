@@ -166,16 +166,7 @@ def run(
         common.out.warn(f"{warning} (hint: --api-key-file FILE, or admin = true for a client)")
 
     from coldstart.host.live.log import Log
-    from coldstart.host.live.run import HostOptions, ModelHost
-
-    options = HostOptions(
-        common.cache,
-        endpoint,
-        config=host_file,
-        offline=common.offline,
-        heartbeat_s=heartbeat,
-        drain_s=drain_timeout,
-    )
+    from coldstart.host.live.run import ModelHost
 
     def announce(url: str, file: "HostFile") -> None:
         names, size = list(file.catalogue.launches), format_memory(file.settings.memory)
@@ -183,7 +174,19 @@ def run(
         first = f"{url}  host of {', '.join(names)}, memory limit {size}"
         common.out.print_result(document, f"{first}\n{url}/ui  page of the host for a browser")
 
-    raise typer.Exit(ModelHost(file, read_file, options, Log(quiet=common.out.quiet), announce).run())
+    host = ModelHost(
+        file,
+        read_file,
+        common.cache,
+        Log(quiet=common.out.quiet),
+        announce,
+        endpoint=endpoint,
+        config=host_file,
+        offline=common.offline,
+        heartbeat_s=heartbeat,
+        drain_s=drain_timeout,
+    )
+    raise typer.Exit(host.run())
 
 
 def _require_model_name(argument: str) -> None:

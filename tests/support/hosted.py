@@ -16,7 +16,7 @@ from coldstart.host import configuration
 from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.live import run as running
 from coldstart.host.live.log import Log
-from coldstart.host.live.run import HostOptions, ModelHost
+from coldstart.host.live.run import ModelHost
 from coldstart.system.paths import Cache
 
 
@@ -29,14 +29,15 @@ class Served:
         self.servers = FakeServers(directory)
         self.servers.warm = lambda: None  # type: ignore[attr-defined]
         monkeypatch.setattr(running, "Starter", lambda *_, **__: self.servers)
-        options = HostOptions(Cache(directory), GatewayEndpoint(port=0, **endpoint), self.file)
         self.urls: list[str] = []
         self.host = ModelHost(
             configuration.load(self.file),
             lambda: configuration.load(self.file),
-            options,
+            Cache(directory),
             Log(self.said),
             lambda url, *_: self.urls.append(url),
+            GatewayEndpoint(port=0, **endpoint),
+            self.file,
         )
 
     def write(self, **limits: Any) -> None:

@@ -37,41 +37,35 @@ from coldstart.system.paths import Cache
 from coldstart.system.proc.processes import has_terminal
 
 
-@dataclass(frozen=True)
-class HostOptions:
-    """Endpoint and behavior of a host. `config` is the configuration file to watch."""
+@dataclass(eq=False)
+class ModelHost:
+    """One run of the host. `source` reads the configuration again. `announce` is called with the URL when the host listens.
 
+    `config` is the configuration file to watch.
+    """
+
+    file: HostFile
+    source: Callable[[], HostFile]
     cache: Cache
+    log: Log
+    announce: Callable[[str, HostFile], None]
     endpoint: GatewayEndpoint = field(default_factory=GatewayEndpoint)
     config: Path | None = None
     offline: bool = False
     heartbeat_s: float = HEARTBEAT_S
     drain_s: float | None = None
 
-
-class ModelHost:
-    """One run of the host. `source` reads the configuration again. `announce` is called with the URL when the host listens."""
-
-    def __init__(
-        self,
-        file: HostFile,
-        source: Callable[[], HostFile],
-        options: HostOptions,
-        log: Log,
-        announce: Callable[[str, HostFile], None],
-    ) -> None:
-        self.file, self.source, self.options = file, source, options
-        self.log, self.announce = log, announce
+    def __post_init__(self) -> None:
         self.caught: list[int] = []
-        self._tasks = BackgroundTasks(log)
+        self._tasks = BackgroundTasks(self.log)
         # Record the state now, so that a change before the first check is detected.
-        self._known = options.config and find_state(options.config)
+        self._known = self.config and find_state(self.config)
 
     def run(self) -> int:
         """Run until a signal arrives, and return 128 plus its number. Raises UsageError if the host cannot listen."""
         with (
             capture_loggers(self.log),
-            listen(self.options.endpoint) as sock,
+            listen(self.endpoint) as sock,
             create_host_directory() as directory,
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
@@ -79,8 +73,7 @@ class ModelHost:
         return 128 + self.caught[0] if self.caught else 0
 
     async def _main(self, sock: socket.socket, directory: Path) -> None:
-        options = self.options
-        starter = Starter(directory, options.cache, offline=options.offline)
+        starter = Starter(directory, self.cache, offline=self.offline)
         starter.warm()
         meter = MemoryMeter(on_cpu=runtime.targets_cpu())
         self.driver = Driver(
@@ -88,15 +81,17 @@ class ModelHost:
         )
         self.gateway = Gateway(
             self.driver,
-            heartbeat_s=self.options.heartbeat_s,
-            endpoint=self.options.endpoint,
+            heartbeat_s=self.heartbeat_s,
+            endpoint=self.endpoint,
             routes=[
                 *create_host_routes(self.driver),
                 *create_process_routes(self.reload, self._stop_on_request),
             ],
         )
         self.server = create_server(self.gateway, self._check_file)
-        self._facts(sock)
+        facts = self.driver.facts
+        facts.url, facts.config_loaded_unix_s = format_url(sock, self.endpoint), time.time()
+        facts.config_path = str(self.config) if self.config else None
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, number)
@@ -105,8 +100,8 @@ class ModelHost:
         self._stops_with_terminal = signal.getsignal(signal.SIGHUP) != signal.SIG_IGN and has_terminal()
         loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         self.driver.begin()
-        self.announce(self.driver.facts.url, self.file)
-        self.log.write("listening", url=self.driver.facts.url, models=list(self.file.catalogue.launches))
+        self.announce(facts.url, self.file)
+        self.log.write("listening", url=facts.url, models=list(self.file.catalogue.launches))
         try:
             await self.server.serve(sockets=[sock])
         finally:
@@ -116,20 +111,14 @@ class ModelHost:
             await self.driver.close(at_once=len(self.caught) > 1)
             self.log.write("ended")
 
-    def _facts(self, sock: socket.socket) -> None:
-        facts = self.driver.facts
-        facts.url = format_url(sock, self.options.endpoint)
-        facts.config_path = str(self.options.config) if self.options.config else None
-        facts.config_loaded_unix_s = time.time()
-
     def _stop(self, number: int) -> None:
         self.caught.append(number)
         self.log.write("stopping", signal=signal.Signals(number).name, at_once=len(self.caught) > 1)
         if len(self.caught) == 1:
             self.driver.drain()
             self.server.stop()
-            if self.options.drain_s is not None:
-                asyncio.get_running_loop().call_later(self.options.drain_s, self._stop, number)
+            if self.drain_s is not None:
+                asyncio.get_running_loop().call_later(self.drain_s, self._stop, number)
         else:
             self.server.stop(at_once=True)
             self.driver.lifecycle.kill()
@@ -148,7 +137,7 @@ class ModelHost:
         return sum(len(model.in_flight) for model in self.driver.core.models.values())
 
     def _check_file(self) -> None:
-        seen = self.options.config and find_state(self.options.config)
+        seen = self.config and find_state(self.config)
         if seen is not None and seen != self._known:
             self._tasks.spawn(self._reread())
 
@@ -162,7 +151,7 @@ class ModelHost:
         Raises:
             UsageError: The host is stopping, or a file is invalid. The previous content of an invalid file remains in effect.
         """
-        self._known = self.options.config and find_state(self.options.config)
+        self._known = self.config and find_state(self.config)
         # Serialize reloads, so that an older version of the file does not replace a newer one.
         async with self._reloading:
             refused = self.gateway.access.read_keys()

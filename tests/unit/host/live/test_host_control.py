@@ -88,7 +88,7 @@ def served(tmp_path: Path, runtime_home: Path, monkeypatch: pytest.MonkeyPatch) 
 
 async def _command(served: Served, *words: str, code: int = 0) -> str:
     """Run `coldstart host WORDS` against the host with the operator's key, if it has one; return its output."""
-    key = served.host.options.endpoint.api_key
+    key = served.host.endpoint.api_key
     file = served.file.with_name("operator.key")
     if key is not None:
         file.touch(0o600)
