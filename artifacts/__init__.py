@@ -1,1 +1,1 @@
-"""Bundle format and store. Imports neither torch, vllm nor typer."""
+"""Format and store of bundles of artifacts for faster vLLM starts. Imports neither torch, vllm nor typer."""

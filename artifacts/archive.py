@@ -1,6 +1,7 @@
-"""Import and export of bundles as image layouts: a directory, or an OCI archive, which is an uncompressed tar of a layout.
+"""Import and export bundles as OCI archives or as directories with an OCI image layout.
 
-An imported bundle keeps its digest, and equal bundles export to equal bytes. Blobs are streamed.
+An OCI archive is an uncompressed tar file of a layout. An imported bundle keeps its digest, and exports of equal bundles
+have equal bytes. Blobs are streamed.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _BLOBS = "blobs/sha256/"
 
 
 def export_archive(bundles: Sequence[Bundle], path: Path, *, replace: bool = False) -> int:
-    """Write `bundles` and their signatures to `path`, which appears complete or not at all. Return its size in bytes.
+    """Write `bundles` and their signatures to an OCI archive, which replaces `path` atomically, and return its size in bytes.
 
     Raises DestinationExistsError, DigestMismatchError, MissingBlobError, NoSpaceError, ReadOnlyStoreError.
     """
@@ -70,7 +71,7 @@ class _BoundedFile:
 
 
 class ArchiveSource:
-    """OCI archive as a bundle source. Documents and blobs are read in place, and other entries are ignored."""
+    """Bundle source that reads an OCI archive without unpacking it. Other entries in the archive are ignored."""
 
     def __init__(self, file: BinaryIO) -> None:
         """Read all headers of the open archive `file`. Raises NotALayoutError, TooLargeError."""
@@ -92,11 +93,11 @@ class ArchiveSource:
         self.entries = oci.parse_index(self._read(oci.INDEX_FILE, LIMITS.index_bytes))
 
     def open(self, blob: oci.Descriptor) -> BinaryIO:
-        """Open a blob, as specified by BundleSource."""
+        """Open a blob in the archive. Raises MissingBlobError if the archive does not contain the blob."""
         return self._open(_BLOBS + blob.digest.removeprefix("sha256:"))
 
     def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
-        """Return the documents of the signatures that the index lists, as specified by BundleSource."""
+        """Return the documents of the signatures of manifest `subject` that the index lists."""
         return read_signature_documents(self, self.entries, subject)
 
     def _open(self, name: str) -> BinaryIO:
@@ -110,13 +111,13 @@ class ArchiveSource:
             with self._open(name) as file:
                 return file.read(cap + 1)
         except (MissingBlobError, tarfile.TarError) as error:
-            raise NotALayoutError(f"the archive has no readable {name}") from error
+            raise NotALayoutError(f"the archive has no readable file {name}") from error
 
 
 def import_archive(store: Store, path: Path) -> list[Bundle]:
-    """Copy every bundle in `path` into `store`, and return the copies.
+    """Copy every bundle in the archive `path` into `store`, and return the copies.
 
-    Raises NotALayoutError and errors of receive_bundle.
+    Raises NotALayoutError and the errors of receive_bundle.
     """
     try:
         with files.open_regular(path) as file:
@@ -137,13 +138,15 @@ def import_archive(store: Store, path: Path) -> list[Bundle]:
 def pull_directory(store: Store, directory: Path, digest: str | None = None) -> Bundle:
     """Copy a bundle from the image layout in `directory` into `store`, and return the copy.
 
-    Without `digest`, the newest version is copied, and all bundles in the layout must have the same key.
+    Without `digest`, the newest version is copied. All bundles in the layout must then have the same key.
     """
     if not (other := Store(directory)).layout.exists:
         raise NotALayoutError(f"{directory} is not an image layout")
     matches = [bundle for bundle in other.list_bundles() if digest in (None, bundle.digest)]
     if not matches:
-        raise NotALayoutError(f"{directory} contains no such bundle")
+        raise NotALayoutError(
+            f"{directory} contains no bundle" + (f" with digest {digest}" if digest else "")
+        )
     if len({bundle.key_digest for bundle in matches}) > 1:
         raise AmbiguousReferenceError(
             f"{directory} contains bundles with different keys", hint="choose one: DIR@sha256:..."

@@ -1,6 +1,6 @@
 """Content-addressed blobs: the file blobs/sha256/<hex> contains the bytes whose SHA-256 digest is <hex>.
 
-Bytes are hashed before they are trusted. A symbolic link in place of a blob is an error.
+Bytes are hashed before they are trusted. A blob file that is a symbolic link is rejected.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ def blob_path(root: Path, digest: str) -> Path:
 
 
 def open_unverified(root: Path, digest: str) -> BinaryIO:
-    """Open a blob's file without verification. Raises MissingBlobError, UnsafeLinkError, UnreadableError."""
+    """Open a blob's file without verifying its digest. Raises MissingBlobError, UnsafeLinkError, UnreadableError."""
     try:
         handle = files.open_descriptor(blob_path(root, digest), follow=False)
     except FileNotFoundError as error:
         raise MissingBlobError(f"blob {digest} is not in the store") from error
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise UnsafeLinkError(f"blob {digest} is a link") from error
+            raise UnsafeLinkError(f"blob {digest} is a symbolic link") from error
         raise UnreadableError(f"blob {digest} cannot be opened: {error.strerror}") from error
     return os.fdopen(handle, "rb", buffering=0)
 
 
 class VerifiedReader(io.RawIOBase):
-    """Stream that hashes the bytes read from it, and raises DigestMismatchError at its end if digest or size do not match."""
+    """Stream that hashes a blob while it is read, and raises DigestMismatchError at the end if digest or size are wrong."""
 
     def __init__(self, source: BinaryIO, digest: str, size: int) -> None:
         self._source, self._digest, self._size = source, digest, size
@@ -52,7 +52,7 @@ class VerifiedReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Read into `buffer` and return the number of bytes read, or 0 at the end, after the digest was verified."""
+        """Read into `buffer` and return the number of bytes read. At the end, verify the digest and return 0."""
         try:
             data = self._source.read(len(buffer))
         except OSError as error:
@@ -80,13 +80,13 @@ class VerifiedReader(io.RawIOBase):
         digest = "sha256:" + self._hash.hexdigest()
         if digest != self._digest or self._seen != self._size:
             raise DigestMismatchError(
-                f"blob {self._digest} of {self._size} bytes hashes to {digest} over {self._seen} bytes"
+                f"blob {self._digest} ({self._size} bytes) is damaged: it contains {self._seen} bytes with digest {digest}"
             )
         self._checked = True
 
 
 def open_verified(root: Path, digest: str, size: int) -> VerifiedReader:
-    """Open a blob as a stream that verifies it at its end. Raises MissingBlobError, UnsafeLinkError, UnreadableError."""
+    """Open a blob as a stream that is verified at its end. Raises MissingBlobError, UnsafeLinkError, UnreadableError."""
     return VerifiedReader(open_unverified(root, digest), digest, size)
 
 

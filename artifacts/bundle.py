@@ -1,7 +1,7 @@
-"""Published bundles, which are read lazily, and the ranking of their versions.
+"""Read published bundles lazily, and rank their versions.
 
-The manifest is read first, and sections on demand. Every digest is verified. Code is unpacked only if the bundle is
-trusted.
+The manifest is read first, and sections are read on demand. Every digest is verified. Code is unpacked only if the bundle
+is trusted.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ TrustCheck = Callable[["Bundle"], TrustResult]
 
 
 def accept_any(bundle: Bundle) -> TrustResult:
-    """Trust any bundle. Callers pass this check to allow code without a trusted signature."""
+    """Accept any bundle. Callers pass this function as the trust check to allow code without a trusted signature."""
     return TrustResult(True, None, f"{bundle.name} was not checked: the caller allows untrusted code")
 
 
 @dataclass(frozen=True, eq=False)
 class Bundle:
-    """One version of the artifacts for one key.
+    """One published version of the artifacts for one key.
 
-    `layout` holds its blobs. `descriptor` is the index entry of its image manifest. `replaced_blobs` is the number of
-    damaged blobs in the store that were replaced when this bundle was received.
+    `layout` contains the blobs, and `descriptor` is the index entry of the image manifest. `replaced_blobs` is the number
+    of damaged blobs in the store that were replaced when this bundle was received.
     """
 
     layout: OciLayout = field(repr=False)
@@ -67,12 +67,12 @@ class Bundle:
 
     @property
     def version(self) -> int:
-        """Return the version among the bundles of this model name in the store, or 0 if another tool wrote the index entry."""
+        """Return the version number among the bundles of this model name, or 0 if another tool wrote the index entry."""
         return self.descriptor.listed_version
 
     @property
     def digest(self) -> str:
-        """Return sha256:<hex> of the image manifest, which covers all content."""
+        """Return the digest sha256:<hex> of the image manifest, which contains the digests of all blobs of the bundle."""
         return self.descriptor.digest
 
     @cached_property
@@ -84,7 +84,7 @@ class Bundle:
         return oci.parse_manifest(self.read_image_manifest())
 
     def read_image_manifest(self) -> bytes:
-        """Read and verify the stored bytes of the image manifest."""
+        """Read the stored bytes of the image manifest and verify their digest."""
         return self._read(self.descriptor, LIMITS.manifest_bytes)
 
     def _read(self, blob: oci.Descriptor, cap: int) -> bytes:
@@ -123,7 +123,7 @@ class Bundle:
 
     @property
     def identity(self) -> tuple[str, str]:
-        """Return the model's name and the key digest, or empty strings if neither index nor readable manifest has them."""
+        """Return the model name and the key digest. Both are empty if the index lacks them and the manifest is unreadable."""
         try:
             return self.name, self.key_digest
         except BundleError:
@@ -166,25 +166,25 @@ class Bundle:
         entry = self.find_readable_section(name)
         if SECTION_TYPES[name].encoding != "json":
             raise SectionUnsupportedError(
-                f"section {name} is a tree", hint="unpack it with `coldstart inspect REF --tree`"
+                f"section {name} is a directory tree, not JSON",
+                hint="unpack it with `coldstart inspect REF --tree`",
             )
         data = self._read(entry, LIMITS.json_section_bytes)
         return canonical.loads(data, max_bytes=LIMITS.json_section_bytes, source=f"section {name}")
 
     def extract_section(self, name: str, dest: Path, *, trust: TrustCheck | None = None) -> int:
-        """Unpack a tree section into the new directory `dest`, which appears complete or not at all.
+        """Unpack a tree section into the new directory `dest` atomically, and return the number of entries.
 
-        Executable sections are unpacked only if `trust` accepts the bundle; pass `accept_any` to allow any code. Returns
-        the number of entries. Raises UntrustedError, DestinationExistsError, DigestMismatchError, MissingBlobError,
-        ArchiveBombError, InvalidTreeError, UnsafePathError, UnsafeLinkError, UnsafeMemberError, DuplicateMemberError,
-        NoSpaceError.
+        A section with code is unpacked only if `trust` accepts the bundle; pass `accept_any` to allow any code. Raises
+        UntrustedError, DestinationExistsError, DigestMismatchError, MissingBlobError, ArchiveBombError, InvalidTreeError,
+        UnsafePathError, UnsafeLinkError, UnsafeMemberError, DuplicateMemberError, NoSpaceError.
         """
         from coldstart.artifacts import trees  # Not needed by a start whose trees are already unpacked.
 
         entry, declared = self.find_readable_section(name), SECTION_TYPES[name]
         if declared.encoding != "tar.zst":
             raise SectionUnsupportedError(
-                f"section {name} is not a tree", hint="read it with Bundle.read_json"
+                f"section {name} is JSON, not a directory tree", hint="read it with Bundle.read_json"
             )
         if declared.executable:
             self.require_trust(name, trust)
@@ -192,7 +192,7 @@ class Bundle:
             return trees.extract_tree(reader, entry, dest)
 
     def open_section(self, name: str) -> blobs.VerifiedReader:
-        """Open a section's stored bytes. Reading to the end raises DigestMismatchError if they are damaged."""
+        """Return a stream of a section's stored bytes. Reading to the end raises DigestMismatchError if they are damaged."""
         entry = self._find_section(name)
         return blobs.open_verified(self.layout.root, entry.digest, entry.size)
 
@@ -205,9 +205,7 @@ class Bundle:
     def require_trust(self, name: str, trust: TrustCheck | None) -> None:
         """Raise UntrustedError unless `trust` allows the bundle's code in section `name` to run."""
         if trust is None:
-            raise UntrustedError(
-                f"section {name} contains code, but the caller gave no trust check (argument `trust`)"
-            )
+            raise UntrustedError(f"section {name} contains code, but the argument `trust` is missing")
         result = trust(self)
         if not result.ok:
             raise UntrustedError(
@@ -220,7 +218,7 @@ _NOT_CHECKED = TrustResult(True, None, "trust was not checked")
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Bundle with the values that rank it. `read_error` is the reason why it cannot be read here, if any."""
+    """Bundle with the values that determine its rank. `read_error` is the reason why it cannot be read, or None."""
 
     bundle: Bundle
     created_at: str
@@ -234,7 +232,7 @@ class Candidate:
 
 
 def rank_bundle(bundle: Bundle, trust: TrustCheck | None) -> Candidate:
-    """Read the values that rank `bundle`. If `trust` is None, every bundle counts as trusted."""
+    """Return `bundle` as a ranked candidate. If `trust` is None, every bundle counts as trusted."""
     try:
         created = bundle.manifest.provenance.created
         return Candidate(bundle, created, trust(bundle) if trust else _NOT_CHECKED)
@@ -243,12 +241,12 @@ def rank_bundle(bundle: Bundle, trust: TrustCheck | None) -> Candidate:
 
 
 def sort_best_first(bundles: Iterable[Bundle], trust: TrustCheck | None) -> list[Candidate]:
-    """Rank all bundles, and return them as candidates, best first."""
+    """Return `bundles` as ranked candidates, best first."""
     return sorted((rank_bundle(bundle, trust) for bundle in bundles), key=lambda one: one.rank, reverse=True)
 
 
 def find_newer(bundle: Bundle, others: Iterable[Bundle], trust: TrustCheck | None) -> list[Bundle]:
-    """Return those trusted bundles in `others` that are newer than `bundle` and have the same key."""
+    """Return the trusted bundles in `others` that have the same key as `bundle` and are newer."""
     same = [other for other in others if other != bundle and other.key_digest == bundle.key_digest]
     created = rank_bundle(bundle, None).created_at
     return [one.bundle for one in sort_best_first(same, trust) if one.trust.ok and one.created_at > created]

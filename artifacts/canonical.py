@@ -33,10 +33,10 @@ def dumps(value: object) -> bytes:
 
 
 def decode(data: bytes, target_type: type[_T], *, max_bytes: int, source: str) -> _T:
-    """Parse `data` as `target_type`, ignoring fields that the type does not have. Error messages call the document `source`.
+    """Parse `data` as `target_type`, ignoring fields that the type does not have.
 
-    Raises InvalidJsonError, InvalidManifestError with the position in the document, or TooLargeError for a document,
-    size, length or count above its limit.
+    `source` names the document in error messages. Raises InvalidJsonError, InvalidManifestError with the position in the
+    document, or TooLargeError if the document or a size, length or count in it exceeds a limit.
     """
     _check_size(data, max_bytes, source)
     try:

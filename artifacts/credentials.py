@@ -31,7 +31,7 @@ _HELPER_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """User name and password, or an identity token for the registry's token server."""
+    """Stored registry login: a user name and password, or an identity token for the registry's token server."""
 
     user: str = ""
     password: str = field(default="", repr=False)

@@ -20,9 +20,9 @@ AUTH_REQUIRED = 4
 class ColdstartError(Exception):
     """Base class of all errors that are reported to users.
 
-    `message` states what failed, on which object and why. Callers pass one line or a list of lines, which `lines` keeps.
-    A line break within a line comes from quoted input, and the output escapes it. `hint` is a command or a value that the
-    user can type, or None. A command that fails with this error exits with `exit_code`.
+    `message` states what failed, on which object and why, and `lines` contains its lines. A line break within one of the
+    lines comes from quoted input, and the output escapes it. `hint` is a command or a value that the user can type, or
+    None. A command that fails with this error exits with `exit_code`.
     """
 
     exit_code: int = ERROR
@@ -135,7 +135,7 @@ InvalidSignatureError = _define_error(
     "sign the bundle again, or materialize here: coldstart materialize MODEL",
 )
 ExposedKeyError = _define_error(
-    "ExposedKeyError", "CS-EXPOSED", "allow only its owner to write to it: chmod go-w FILE", exit_code=ERROR
+    "ExposedKeyError", "CS-EXPOSED", "remove write access for other users: chmod go-w FILE", exit_code=ERROR
 )
 InvalidNameError = _define_error(
     "InvalidNameError",
@@ -148,7 +148,7 @@ InvalidNameError = _define_error(
 AmbiguousReferenceError = _define_error(
     "AmbiguousReferenceError",
     "CS-AMBIGUOUS",
-    "use a reference to one of them: NAME:vN or NAME@sha256:...",
+    "specify one of the bundles: NAME:vN or NAME@sha256:...",
     exit_code=ERROR,
 )
 InvalidReferenceError = _define_error(
@@ -204,7 +204,7 @@ class NotRegularError(BundleError, OSError):
 
 
 class RemoteFailedError(BundleError):
-    """Failed request to a registry, the Hugging Face Hub or a remote directory."""
+    """Error for a failed request to a registry, the Hugging Face Hub or a remote directory."""
 
     code = "CS-REMOTE"
     exit_code = ERROR
@@ -212,7 +212,7 @@ class RemoteFailedError(BundleError):
 
 
 class RemoteDeniedError(RemoteFailedError):
-    """Rejected request: the registry or hub requires credentials, or denies access with them."""
+    """Error for a request that a registry or the hub rejects because of missing or insufficient credentials."""
 
     code = "CS-AUTH"
     exit_code = AUTH_REQUIRED
@@ -226,21 +226,21 @@ def describe_reason(error: Exception) -> str:
     return error.message if isinstance(error, ColdstartError) else str(error)
 
 
-_DISK_DISK_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 
 @contextmanager
 def translate_os_errors(action: str, unwritable_hint: str | None = None) -> Iterator[None]:
-    """Convert an OSError in the block due to a full disk or a denied write to NoSpaceError or ReadOnlyStoreError.
+    """Raise NoSpaceError or ReadOnlyStoreError if a full disk or a denied write causes an OSError in the block.
 
     `action` completes the message "no space left while ...". `unwritable_hint` replaces the default hint of
-    ReadOnlyStoreError. Other errors pass unchanged.
+    ReadOnlyStoreError. Other errors are raised unchanged.
     """
     try:
         yield
     except OSError as error:
-        if error.errno in _DISK_DISK_DISK_FULL:
+        if error.errno in _DISK_FULL:
             raise NoSpaceError(f"no space left while {action}") from error
         if error.errno in _READ_ONLY:
             raise ReadOnlyStoreError(

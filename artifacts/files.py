@@ -1,4 +1,4 @@
-"""Durable and locked files. A file gets its name only after its bytes are on disk (write, fsync, rename, fsync directory)."""
+"""Write files durably, and lock files. A file gets its name after its bytes are on disk (write, fsync, rename, fsync)."""
 
 from __future__ import annotations
 
@@ -161,13 +161,13 @@ def _flock(handle: int, operation: int, path: Path) -> None:
     except OSError as error:
         if error.errno in _NO_LOCKS:
             raise NoLocksError(
-                f"{path.parent} is on a file system without locks: {error.strerror}"
+                f"the file system of {path.parent} does not support file locks: {error.strerror}"
             ) from error
         raise
 
 
 def write_once(path: Path, data: bytes, mode: int) -> None:
-    """Create `path` with `data` unless it exists. Of several processes that do so at once, only the first writes the file.
+    """Create `path` with `data` unless the file exists. If several processes call this at once, only the first writes it.
 
     Raises NoSpaceError, ReadOnlyStoreError, NoLocksError.
     """

@@ -22,7 +22,7 @@ _PATH = re.compile(r"(/|~|\.\.?/|[A-Za-z]:[\\/])")
 
 
 class Mismatch(NamedTuple):
-    """Field with different values in the wanted and the found key. A value is None if the field is missing."""
+    """Field whose value in the wanted key differs from its value in the found key. A missing field has the value None."""
 
     field: str
     wanted: Scalar
@@ -81,7 +81,9 @@ def _check_scalar(name: str, value: object) -> Scalar:
     if isinstance(value, str):
         return _check_text(name, value)
     if value is not None and not isinstance(value, bool | int | float):
-        raise InvalidKeyError(f"{name} is a {type(value).__name__}, not a scalar")
+        raise InvalidKeyError(
+            f"key field {name} has a value of type {type(value).__name__}; expected a scalar"
+        )
     if isinstance(value, float):
         return _normalize_number(name, value)
     return cast("Scalar", value)
@@ -89,14 +91,19 @@ def _check_scalar(name: str, value: object) -> Scalar:
 
 def _check_text(name: str, value: str) -> str:
     if len(value) > LIMITS.text_characters:
-        raise InvalidKeyError(f"{name} is longer than {LIMITS.text_characters} characters")
+        raise InvalidKeyError(
+            f"the value of key field {name} is longer than {LIMITS.text_characters} characters"
+        )
     if _PATH.match(value):
-        raise InvalidKeyError(f"{name} is a path: {value!r}", hint="use the digest of the content instead")
+        raise InvalidKeyError(
+            f"the value of key field {name} is a path: {value!r}",
+            hint="use the digest of the file's content instead",
+        )
     return value
 
 
 def _normalize_number(name: str, value: float) -> int | float:
     if value != value or value in (float("inf"), float("-inf")):
-        raise InvalidKeyError(f"{name} is not a finite number")
+        raise InvalidKeyError(f"the value of key field {name} is not a finite number")
     # 1.0 and 1 are the same setting, so they must give the same key.
     return int(value) if value.is_integer() else value

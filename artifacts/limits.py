@@ -1,6 +1,7 @@
 """Size and count limits that every reader of a bundle enforces.
 
-They bound the memory, disk and time that a hostile bundle can cost. The values are part of the format (FORMAT.md).
+They bound the memory, disk space and time that a hostile bundle can consume. The values are part of the format
+(FORMAT.md).
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _SUFFIX: Mapping[Encoding, str] = {"json": "+json", "tar.zst": ".tar+zstd"}
 
 @dataclass(frozen=True, slots=True)
 class SectionType:
-    """Type of a section. This version of coldstart writes `version`, and it is the newest version that it can read."""
+    """Type of a bundle section. `version` is the version that this coldstart writes and the newest that it can read."""
 
     name: str
     version: int
@@ -57,9 +57,9 @@ SECTION_TYPES: Mapping[str, SectionType] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Origin of a bundle. `created` is a UTC time, and `seconds` maps each stage to its duration.
+    """Origin of a bundle: `created` is a UTC time, and `seconds` maps each build stage to its duration.
 
-    It contains no path or host name.
+    No field contains a path or host name.
     """
 
     created: Annotated[str, msgspec.Meta(pattern=_CREATED)]
@@ -75,7 +75,7 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Data of a bundle that is known without opening a section. A bundle has at most one section of each type."""
+    """Key, provenance and section descriptors of a bundle. A bundle has at most one section of each type."""
 
     key: Key
     sections: tuple[oci.Descriptor, ...]
@@ -129,7 +129,7 @@ def parse_manifest(config: bytes, image: oci.ImageManifest) -> Manifest:
     ).format_version
     matched, major = _VERSION.fullmatch(version), FORMAT_VERSION.partition(".")[0]
     if not matched or int(matched[1]) < int(major):
-        raise InvalidManifestError(f"format_version {version!r} is not {major}.MINOR")
+        raise InvalidManifestError(f"invalid format_version {version!r}: expected {major}.MINOR")
     if matched[1] != major:
         raise FormatTooNewError(
             f"bundle format {version} is newer than the supported format {FORMAT_VERSION}"

@@ -113,7 +113,7 @@ def parse_manifest(data: bytes) -> ImageManifest:
         raise InvalidManifestError("the manifest is not an OCI image manifest")
     if head.artifact_type is None:
         raise InvalidManifestError(
-            "this is the manifest of a container image, not of a bundle",
+            "the manifest describes a container image, not a bundle",
             hint="mount the image at the path of the store, or pull the bundle from the registry",
         )
     return canonical.decode(data, ImageManifest, max_bytes=LIMITS.manifest_bytes, source="manifest")

@@ -38,7 +38,7 @@ class BundleSource(Protocol):
 def is_bundle(source: BundleSource, entry: oci.Descriptor) -> bool:
     """Return whether an index entry is a bundle.
 
-    If the entry has no artifact type, because some clients omit it, the manifest is read.
+    Read the manifest if the entry has no artifact type, which some clients omit.
     """
     if entry.artifact_type is not None or entry.media_type != oci.MANIFEST_TYPE:
         return entry.artifact_type == oci.BUNDLE_TYPE
@@ -57,10 +57,10 @@ def list_signatures(
     subject: oci.Descriptor,
     max_reads: int = _MAX_LISTED,
 ) -> list[tuple[oci.Descriptor, oci.ImageManifest]]:
-    """Return the entries in `entries` that are signatures of `subject`, each with its parsed manifest. Skip unreadable ones.
+    """Return the entries in `entries` that are signatures of `subject`, each with its parsed manifest.
 
-    At most `max_reads` manifests are read. Entries that another tool wrote have no annotation with their subject, so
-    their manifests must be read.
+    Unreadable signatures are skipped. At most `max_reads` manifests are read: entries that another tool wrote have no
+    annotation with their subject, so their manifests must be read.
     """
     found = list[tuple[oci.Descriptor, oci.ImageManifest]]()
     signatures = (one for one in entries if one.artifact_type in (None, oci.SIGNATURE_TYPE))
@@ -82,7 +82,7 @@ def read_signature_documents(
     subject: oci.Descriptor,
     max_reads: int = _MAX_LISTED,
 ) -> list[bytes]:
-    """Return the documents of the signatures of `subject` that `list_signatures` finds. Skip unreadable documents."""
+    """Return the documents of the signatures of `subject` that `list_signatures` finds. Unreadable documents are skipped."""
     documents = list[bytes]()
     for _, image in list_signatures(source, entries, subject, max_reads):
         with suppress(BundleError):  # as in `list_signatures`
@@ -141,7 +141,7 @@ class OciLayout:
                 files.write_atomic(self.root / oci.LAYOUT_FILE, oci.LAYOUT)
 
     def read_entries(self) -> list[oci.Descriptor]:
-        """Read the entries of index.json. A store that does not exist has none.
+        """Read the entries of index.json, or return no entries if the store does not exist.
 
         Raises NotALayoutError for a directory with other content, and InvalidJsonError or InvalidManifestError for an
         invalid index.
@@ -155,16 +155,16 @@ class OciLayout:
             raise NotALayoutError(f"{self.root.name} has no {oci.INDEX_FILE}") from error
 
     def open(self, blob: oci.Descriptor) -> BinaryIO:
-        """Open a blob's file, as specified by BundleSource."""
+        """Open the file of a blob without verifying it. Raises the errors of blobs.open_unverified."""
         return blobs.open_unverified(self.root, blob.digest)
 
     def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
-        """Return the documents of the signatures that the index lists, as specified by BundleSource."""
+        """Return the documents of the signatures of manifest `subject` that the index lists."""
         return read_signature_documents(self, self.read_entries(), subject)
 
     @contextmanager
     def lock_index(self) -> Iterator[None]:
-        """Hold the index lock: only the process that holds it changes index.json and the names in the blob directory."""
+        """Hold the index lock. Only its holder may change index.json or rename files in the blob directory."""
         with files.hold_lock(self.private_dir / "index.lock"):
             yield
 

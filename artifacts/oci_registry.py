@@ -42,7 +42,7 @@ class Repository:
         return f"{self.session.base}/v2/{self.name}/{resource}/{identifier}"
 
     def open(self, blob: oci.Descriptor) -> BinaryIO:
-        """Stream a manifest or blob. Raises MissingBlobError, RemoteDeniedError or RemoteFailedError."""
+        """Return a stream of a manifest or blob. Raises MissingBlobError, RemoteDeniedError or RemoteFailedError."""
         kind = "manifests" if blob.media_type in (oci.MANIFEST_TYPE, oci.INDEX_TYPE) else "blobs"
         headers = _ACCEPT if kind == "manifests" else {}
         answer = self.session.request("GET", self.build_url(kind, blob.digest), headers=headers)
@@ -134,7 +134,7 @@ class Repository:
 
 
 def parse_repository(reference: str) -> Repository:
-    """Parse HOST[:PORT]/NAME[:TAG|@DIGEST]. Raises InvalidReferenceError."""
+    """Parse a registry reference HOST[:PORT]/NAME[:TAG|@DIGEST]. Raises InvalidReferenceError."""
     matched = _REFERENCE.fullmatch(reference)
     if not matched:
         hint = "use HOST[:PORT]/NAME[:TAG], such as registry.example/models/llama2-7b:v1"

@@ -121,9 +121,9 @@ def _extract_token(data: bytes, realm: str) -> str:
     try:
         document = canonical.loads(data, max_bytes=_TOKEN_CAP, source="token")
     except BundleError as error:
-        raise RemoteDeniedError(f"{realm} returned a token that is not JSON") from error
+        raise RemoteDeniedError(f"{realm} returned a token response that is not JSON") from error
     members = document if isinstance(document, dict) else {}
     token = members.get("token") or members.get("access_token")
     if not isinstance(token, str) or not _TOKEN.fullmatch(token):
-        raise RemoteDeniedError(f"{realm} returned no token")
+        raise RemoteDeniedError(f"{realm} returned a token response without a valid token")
     return token

@@ -107,7 +107,8 @@ def _parse_directory(address: str) -> Path:
     exact = f"for a directory with this name: {shlex.quote(f'./{address}')}"
     if _REGISTRY.fullmatch(address):
         raise InvalidReferenceError(
-            f"the address {address} is a registry without a scheme", hint=f"use {OCI}{address}; {exact}"
+            f"the address {address} looks like a registry but has no scheme",
+            hint=f"use {OCI}{address}; {exact}",
         )
     if scheme := _SCHEME.match(address.strip()):
         raise InvalidReferenceError(

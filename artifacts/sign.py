@@ -103,7 +103,7 @@ def build_statement(digest: str, signer: str | None = None) -> bytes:
 
 
 def encode_pae(payload: bytes) -> bytes:
-    """Return the DSSE pre-authentication encoding of `payload`, which is what gets signed."""
+    """Return the DSSE pre-authentication encoding of `payload`. A signature covers these bytes."""
     kind = PAYLOAD_TYPE.encode()
     return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
 
@@ -158,10 +158,10 @@ def load_public_pem(state_dir: Path) -> bytes:
 
 
 def add_trusted_key(directory: Path, pem: bytes, *, name: str, source: str | None = None) -> Path:
-    """Add a public key (PEM) to the trust directory as NAME-FINGERPRINT.pub, and return its path. Errors call it `source`.
+    """Add a public key (PEM) to the trust directory as NAME-FINGERPRINT.pub, and return its path.
 
-    Raises InvalidNameError unless `name` is a plain file name, InvalidSignatureError, ExposedKeyError if other users can
-    write to the directory, ReadOnlyStoreError, NoSpaceError.
+    `source` names the key in error messages. Raises InvalidNameError unless `name` is a plain file name,
+    InvalidSignatureError, ExposedKeyError if other users can write to the directory, ReadOnlyStoreError, NoSpaceError.
     """
     if not _NAME.fullmatch(name):
         raise InvalidNameError(
@@ -207,7 +207,7 @@ class TrustStore:
         return next((one for one in results if one.ok), results[0] if results else _UNSIGNED)
 
     def verify_signatures(self, bundle: Bundle) -> list[TrustResult]:
-        """Return the result of the check of each signature of `bundle`."""
+        """Check each signature of `bundle` against the trusted keys and return one result for each."""
         state = self.directory.parent
         require_unexposed(self.directory, state)
         trusted = [read_trusted(path, state) for path in sorted(self.directory.glob("*.pub"))]

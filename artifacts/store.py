@@ -32,10 +32,10 @@ _VERSIONED = re.compile(r"(?P<name>[^@]+?):v(?P<version>[1-9]\d{0,8})")
 
 
 class BundleNotFoundError(BundleError):
-    """No bundle, or no trusted one, has the wanted key or reference.
+    """Error for a key or reference that matches no bundle, or only untrusted bundles.
 
-    `nearest` is the most similar bundle of the same model with its mismatches, and `untrusted` the newest untrusted
-    bundle with the wanted key. Each is None if there is none.
+    `nearest` is the most similar bundle of the same model with its mismatches, and `untrusted` is the newest untrusted
+    bundle with the wanted key. Both can be None.
     """
 
     exit_code = NO_BUNDLE
@@ -76,7 +76,7 @@ class Store:
 
     @contextmanager
     def lock_key(self, key: Key) -> Iterator[None]:
-        """Hold the lock of `key`, so that one process builds the bundle while the others wait for it.
+        """Hold the lock of `key` during the block, so that only one process builds the bundle while other processes wait.
 
         BundleDraft.publish does not require the lock. Raises ReadOnlyStoreError.
         """
@@ -95,7 +95,7 @@ class Store:
         ]
 
     def find_by_key(self, key: Key, *, name: str | None = None, trust: TrustCheck | None = None) -> Bundle:
-        """Return the newest version for `key` that this coldstart can read and `trust` accepts (None: any signer).
+        """Return the newest bundle for `key` that this version of coldstart can read and `trust` accepts (None: any signer).
 
         Bundles called `name` count as bundles of the same model in the error's `nearest`. Raises BundleNotFoundError, and
         the error of Bundle.manifest if no version can be read.
@@ -173,7 +173,7 @@ class Store:
             prefix = f"sha256:{matched[1]}"
             return [b for b in bundles if b.digest.startswith(prefix) or b.identity[1].startswith(prefix)]
         if not ref or not ref.isprintable():
-            raise InvalidReferenceError(f"{ref!r} is not a reference")
+            raise InvalidReferenceError(f"invalid bundle reference {ref!r}")
         return []
 
     def _find_nearest(

@@ -1,8 +1,8 @@
-"""Pack a directory into one tar.zst, and unpack it. Equal trees give equal bytes (sorted names, no times, no owners).
+"""Pack a directory into one tar.zst, and unpack it.
 
-Python's `tarfile` reads and writes the headers. This module limits the size and content of an archive, because `inspect`
-and `validate` also read the trees of untrusted bundles. An extracted directory appears complete or not at all, and only
-after the digest of the blob was verified.
+Equal trees produce equal bytes (sorted names, no times, no owners). Python's `tarfile` reads and writes the headers. This
+module limits the size and content of an archive, because `inspect` and `validate` also read the trees of untrusted
+bundles. Extraction is atomic: the directory appears only after the digest of the blob was verified.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _walk_names(directory: Path, prefix: str) -> Iterator[str]:
 def _add_member(archive: tarfile.TarFile, path: Path, name: str) -> None:
     status = path.lstat()
     if stat.S_ISLNK(status.st_mode):
-        raise UnsafeLinkError(f"{name} is a link", hint="resolve the links in a copy of the tree")
+        raise UnsafeLinkError(f"{name} is a symbolic link", hint="replace it with the file that it points to")
     if stat.S_ISDIR(status.st_mode):
         archive.addfile(build_tar_header(name, is_directory=True))
         return
@@ -149,7 +149,7 @@ class _BoundedReader:
         """Yield the next `size` bytes. Raises InvalidTreeError if the stream is shorter."""
         while size:
             if not (data := self.read(min(LIMITS.pax_header_bytes, size))):
-                raise InvalidTreeError("the tar stream ends within a file")
+                raise InvalidTreeError("the tar stream ends in the middle of a file")
             size -= len(data)
             yield data
 
@@ -160,7 +160,7 @@ def list_members(reader: VerifiedReader, entry: Descriptor) -> list[Member]:
 
 
 def extract_tree(reader: VerifiedReader, entry: Descriptor, dest: Path) -> int:
-    """Unpack a tree into the new directory `dest` and return the number of members.
+    """Unpack a tree into the new directory `dest` and return the number of files and directories.
 
     Raises DestinationExistsError, DigestMismatchError, ArchiveBombError, InvalidTreeError, UnsafePathError,
     UnsafeLinkError, UnsafeMemberError, DuplicateMemberError, NoSpaceError, ReadOnlyStoreError.
@@ -219,22 +219,22 @@ def _iterate_members(stream: _BoundedReader) -> Iterator[TarInfo]:
             archive.members.clear()  # type: ignore[attr-defined]  # Each header would remain in memory.
             _check_header(info)
             if info.name in is_directory:
-                raise DuplicateMemberError(f"{info.name!r} appears twice")
+                raise DuplicateMemberError(f"the tree contains {info.name!r} twice")
             if not is_directory.get(info.name.rpartition("/")[0]):
-                raise UnsafePathError(f"{info.name[:200]!r} is not in a directory of the tree")
+                raise UnsafePathError(f"{info.name[:200]!r} has no parent directory in the tree")
             is_directory[info.name] = info.isdir()
             length += len(info.name) + info.offset_data - info.offset - tarfile.BLOCKSIZE
             if len(is_directory) > LIMITS.tree_members + 1:
                 raise ArchiveBombError(f"the tree has more than {LIMITS.tree_members} entries")
             if length > LIMITS.tree_name_bytes:
-                raise ArchiveBombError(f"the names in the tree take more than {LIMITS.tree_name_bytes} bytes")
+                raise ArchiveBombError(f"the names in the tree exceed {LIMITS.tree_name_bytes} bytes")
             yield info
     except BundleError:
         raise
     except MALFORMED_TAR_ERRORS as error:
         raise InvalidTreeError(f"malformed tar stream: {error}") from error
     if not stream.block or stream.block.strip(b"\0"):  # `next` ends silently at a damaged header.
-        raise InvalidTreeError("the tar stream is damaged or cut short")
+        raise InvalidTreeError("the tar stream is damaged or truncated")
 
 
 def _check_header(info: TarInfo) -> None:

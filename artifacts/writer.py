@@ -94,7 +94,7 @@ class Staging:
         return oci.Descriptor(media_type, file.digest, file.size)
 
     def copy_blob(self, reader: VerifiedReader) -> None:
-        """Stage a blob from `reader`. Raises DigestMismatchError, NoSpaceError and the errors of its source."""
+        """Stage a blob from `reader`. Raises DigestMismatchError, NoSpaceError and the errors of `reader`."""
         with reader, self.open_blob() as file:
             while data := reader.read(1 << 20):
                 file.write(data)
@@ -189,7 +189,7 @@ def open_staging(layout: OciLayout) -> Iterator[Staging]:
 
 
 def find_abandoned(layout: OciLayout) -> list[Path]:
-    """Return the staging directories of dead writers. The caller holds the index lock."""
+    """Return the staging directories whose writer exited without removing them. The caller holds the index lock."""
     dead = []
     for directory in sorted(layout.staging_dir.iterdir()):
         # Writers create the directory and its lock under the index lock, so a directory without a lock is abandoned.
@@ -234,14 +234,14 @@ def receive_bundle(layout: OciLayout, source: BundleSource, descriptor: oci.Desc
 
 
 class Signer(Protocol):
-    """Signer of bundles. `sign` returns the signature document for the digest of a manifest."""
+    """Signer of bundles: `sign` returns the signature document for the digest of a manifest."""
 
     def sign(self, digest: str) -> bytes: ...
 
 
 @dataclass
 class BundleDraft:
-    """Unpublished bundle that Store.open_draft yields. If the block ends without a call of `publish`, its files are removed."""
+    """Unpublished bundle that Store.open_draft yields. Its files are removed if the block ends without `publish`."""
 
     key: Key
     staging: Staging

@@ -34,10 +34,11 @@ _SLICE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """Time limits in seconds for connecting, for status and headers, and for a stalled body, and the minimum rate of a body.
+    """Time limits of a request in seconds, and the minimum rate of a response body in bytes per second.
 
-    A body is too slow once the reader has waited longer than stall_s + n / min_bytes_per_s for its last n bytes. Chunk
-    headers do not count as bytes, and the reader's own processing time does not count as waiting.
+    `headers_s` limits the wait for status and headers. A body is too slow once the reader has waited longer than stall_s
+    + n / min_bytes_per_s for its last n bytes. Chunk headers do not count as bytes, and the reader's own processing time
+    does not count as waiting.
     """
 
     connect_s: float = 10.0
@@ -55,15 +56,15 @@ def read_limits(environment: Mapping[str, str] = os.environ) -> HttpLimits:
 
 
 class RemoteUnreachableError(RemoteFailedError):
-    """Missing, broken or slow response. A later request may succeed."""
+    """Error for a missing, broken or slow response. A later request may succeed."""
 
 
 class SlowServerError(RemoteUnreachableError):
-    """Response that is slower than the minimum rate. An immediate retry does not help."""
+    """Error for a response below the minimum rate. An immediate retry does not help."""
 
 
 class ForbiddenError(RemoteFailedError):
-    """Response that requires a forbidden action: a secret without TLS, endless redirects, or a redirect to plain HTTP."""
+    """Error for a forbidden request: a secret without TLS, too many redirects, or a redirect from https to http."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +187,7 @@ class HttpResponse:
         return data
 
     def read_up_to(self, cap: int) -> bytes:
-        """Read the body, but at most its first `cap` bytes, and close the response. Raises RemoteUnreachableError."""
+        """Read at most the first `cap` bytes of the body, and close the response. Raises RemoteUnreachableError."""
         parts: list[bytes] = []
         with self:
             while cap > 0 and (part := self.read(cap)):

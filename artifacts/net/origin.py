@@ -34,7 +34,7 @@ class Origin(NamedTuple):
 
     @property
     def can_receive_secrets(self) -> bool:
-        """Return whether other machines cannot read requests to this origin, because they use TLS or stay on this machine."""
+        """Return whether secrets may be sent to this origin: it uses TLS, or it is this machine."""
         return self.scheme == "https" or (self.scheme == "http" and self.is_loopback)
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ def parse_origin(url: str) -> Origin:
     """Return the origin of an absolute http(s) URL. Raises ValueError for any other URL."""
     parts = urlsplit(url)
     if parts.scheme not in _PORTS or not parts.hostname:
-        raise ValueError(f"{parts.scheme or 'no scheme'} is not http or https, or the URL has no host")
+        raise ValueError(f"not an absolute http or https URL (scheme {parts.scheme or 'missing'})")
     return Origin(parts.scheme, parts.hostname.rstrip("."), parts.port or _PORTS[parts.scheme])
 
 
