@@ -1,1 +1,1 @@
-"""Integration with vLLM; no other package refers to vLLM's modules."""
+"""Integration with vLLM. No other package of coldstart imports vLLM's modules."""

@@ -64,7 +64,7 @@ def record_fallback(section: str, reason: str) -> None:
 
 
 def build_worker_report() -> dict[str, Any]:
-    """Return the report that a worker sends to its server (see WORKER_REPORT)."""
+    """Return this worker's report for its server: unused bundle sections, fallbacks and the source of the weights."""
     from coldstart.contract import fallback
     from coldstart.weights.load import ladder
 

@@ -1,4 +1,4 @@
-"""Report the steps of vLLM's processes as phases of the start, for progress output, charts and `coldstart bench`.
+"""Report the startup steps of vLLM's processes as phases, for progress output, charts and `coldstart bench`.
 
 Invariant: the steps run unchanged; only their times are recorded.
 """
@@ -29,7 +29,7 @@ STEPS: Mapping[tuple[str, str], Mapping[str, str]] = {
 
 @functools.cache
 def report_phases() -> None:
-    """Hook vLLM's classes once they are imported. Steps that this vLLM does not have are not reported."""
+    """Hook vLLM's startup steps once their modules are imported. Steps that this vLLM version lacks are not reported."""
     if compat.check("progress") is None:
         for (module, kind), steps in STEPS.items():
             late.run_when_imported(module, functools.partial(_name_steps, kind, steps))

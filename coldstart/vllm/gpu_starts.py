@@ -2,7 +2,7 @@
 
 `vllm snapshot` writes an image of one engine with CRIU and cuda-checkpoint. `vllm preload` is a daemon that keeps weights
 in GPU memory. Before vLLM runs, this module reports each unmet requirement as a reason with a hint. Tests compare the
-requirements and command lines with vLLM's own checks and parsers. This project has run neither of them on a GPU.
+requirements and command lines with vLLM's own checks and parsers. Neither command has been tested on a GPU.
 """
 
 from __future__ import annotations

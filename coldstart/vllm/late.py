@@ -1,6 +1,6 @@
 """Run functions right after a module is imported, because vLLM loads plug-ins in processes that never import most modules.
 
-If a function does not find a name in the module, this is reported, and the import still succeeds.
+If a function does not find a name in the module, the failure is reported, and the import still succeeds.
 """
 
 from __future__ import annotations

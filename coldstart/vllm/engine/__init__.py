@@ -1,1 +1,1 @@
-"""vLLM's engine with coldstart's start: server, template, worker and offline phase."""
+"""Processes that run vLLM's engine for coldstart: server, template, worker and offline phase."""

@@ -1,4 +1,4 @@
-"""Decide whether a prebuilt worker fits a start, by comparing vLLM's engine arguments.
+"""Decide whether a server can adopt a prebuilt worker, by comparing vLLM's engine arguments.
 
 An engine depends on its arguments, the environment, the code and the model. The environment and the code are compared
 earlier (`launch/template_environment.py`, `system/fingerprint.py`). The bundle's key and the digest of the weights
@@ -46,9 +46,9 @@ MODEL = "the model's directory"
 
 
 def describe_engine(args: Namespace) -> dict[str, str]:
-    """Return the engine arguments by name, each value as its repr.
+    """Return the repr of each engine argument by name.
 
-    Call this before a configuration is created from `args`, because creating it changes some of them.
+    Call this before creating a configuration from `args`, because creating it changes some of the arguments.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
 

@@ -46,7 +46,7 @@ class EarlyApplication:
         self._application: Any = None
 
     def start_building_after_fork(self, args: Namespace, config: Any) -> None:
-        """Start building after this process has forked its engine: a child of a multithreaded process would be incomplete."""
+        """Start building after this process has forked its engine, because forking a multithreaded process is unsafe."""
         self._arguments = args, config
         os.register_at_fork(after_in_parent=self._begin)
 
@@ -73,7 +73,7 @@ class EarlyApplication:
 
     @contextmanager
     def provide_to_vllm(self) -> Iterator[None]:
-        """While this block runs, give vLLM the prebuilt application if it requests the same one. Wait until it is built."""
+        """In this block, return the prebuilt application, once it is built, to vLLM if vLLM requests the same one."""
         if compat.check("application", lambda: import_module(_ENTRY).build_app):
             yield
             return

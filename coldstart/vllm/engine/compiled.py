@@ -36,11 +36,11 @@ _DIRECTORIES = re.compile(r" -[IL]/\S*")
 
 
 class CompiledMismatchError(RuntimeError):
-    """The artifact does not match this model or the installed sources, so vLLM must compile."""
+    """Error for an artifact that does not match this model or the installed sources, so vLLM must compile."""
 
 
 class NotSavedError(RuntimeError):
-    """A compiled forward function cannot be serialized, so vLLM compiles at every start."""
+    """Error for a compiled forward function that torch cannot serialize, so vLLM compiles at every start."""
 
 
 def get_rank_directory(directory: Path, rank: int, rank_count: int) -> Path:
@@ -66,14 +66,14 @@ def save_forwards(model: Any, directory: Path) -> list[str]:
         function = getattr(module, "aot_compiled_fn", None)
         kind = f"{type(module).__name__} ({name or 'the model itself'})"
         if function is None:
-            raise NotSavedError(f"{kind} has no ahead-of-time compiled forward")
+            raise NotSavedError(f"{kind} has no ahead-of-time compiled forward function")
         try:
             with pickle_functions_by_code():
                 function.save_compiled_function(str(directory / f"{index}.aot"))
         except Exception as error:  # torch reports objects it cannot pickle with many error types
             reason = _ADDRESS.sub("", (str(error).strip().splitlines() or [""])[0])
             raise NotSavedError(
-                f"the compiled forward of {kind} cannot be serialized: {type(error).__name__}: {reason}"
+                f"the compiled forward function of {kind} cannot be serialized: {type(error).__name__}: {reason}"
             ) from error
         names.append(name)
     if not names:
@@ -94,7 +94,7 @@ def copy_kernels(directory: Path) -> None:
 
 @contextmanager
 def pickle_functions_by_code() -> Iterator[None]:
-    """Make torch serialize a function that is hidden by a decorator by its code and closure, like a nested function.
+    """Make torch serialize decorated functions by their code and closure, as it serializes nested functions.
 
     Otherwise, torch serializes the function by name, and the name refers to the decorator's result. This affects
     transformers models, which vLLM's Transformers backend compiles.
@@ -237,7 +237,7 @@ class AotArtifacts:
         self._misses.append(reason)
 
     def wrap_loader(self, module: Any) -> None:
-        """Make vLLM's loader, which is in the imported `module`, find the artifacts in the bundle."""
+        """Patch vLLM's artifact loader in `module` so that it first copies the bundle's artifact to the path that it reads."""
         original = module._try_load_aot_compiled_fn
 
         @functools.wraps(original)
@@ -250,7 +250,7 @@ class AotArtifacts:
         module._try_load_aot_compiled_fn = load
 
     def copy_artifact(self, path: Path) -> bool:
-        """Copy the rank's artifact and Inductor's cache to `path` unless it exists. Return whether it then exists."""
+        """Copy this rank's artifact and Inductor's cache to `path` unless it exists. Return whether `path` then exists."""
         if path.exists():
             return True
         held = self._find_artifact(path.parent.name, path.name)

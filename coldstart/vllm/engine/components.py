@@ -21,9 +21,10 @@ Fallbacks = list[Fallback]
 
 
 def choose(args: Namespace) -> Fallbacks:
-    """Set our executor, worker and loader in `args` unless the user chose others. Return the fallbacks to vLLM's own.
+    """Select our executor, worker and loader in `args` unless the user chose others.
 
-    If this vLLM cannot load our KV connector, the connector is removed from `args`.
+    Return the fallbacks to vLLM's components. If this vLLM cannot load our KV connector, the connector is removed from
+    `args`.
     """
     fallbacks: Fallbacks = []
     if args.load_format == LOAD_FORMAT and (reason := compat.check("weights")):

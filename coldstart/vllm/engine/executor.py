@@ -79,7 +79,7 @@ def prebuild_worker(config: VllmConfig, arguments: Mapping[str, str]) -> None:
 
 
 def find_worker_mismatch(args: Namespace, plan: LaunchPlan) -> str | None:
-    """Return the reason why this process's prebuilt worker does not match the server, or None (also if there is none).
+    """Return the reason why the prebuilt worker does not match the server, or None if it matches or none was built.
 
     Call this before the engine process is forked: after a mismatch, the engine process builds another worker.
     """

@@ -42,7 +42,7 @@ MAX_PROFILED_BATCH = 64
 
 
 class OfflineEngine:
-    """vLLM's engine, which runs in this process."""
+    """vLLM engine that runs in this process during the offline phase."""
 
     def __init__(self, vllm_args: Sequence[str]) -> None:
         from vllm.engine.arg_utils import AsyncEngineArgs
@@ -88,7 +88,7 @@ class OfflineEngine:
 
 
 def disable_async_scheduling(vllm_args: Arguments) -> Arguments:
-    """Return the arguments that make a step wait for its iteration; by default, a step on a GPU returns after the launch."""
+    """Return the arguments that make each step on a GPU wait for its iteration instead of returning after the kernel launch."""
     return vllm_args if runtime.targets_cpu() else vllm_args.append("--no-async-scheduling")
 
 

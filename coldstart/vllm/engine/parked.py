@@ -18,7 +18,7 @@ from coldstart.system.devices.parking import Parking, ParkingError
 
 
 class ParkedEngine:
-    """Sleeping vLLM engine whose ranks can leave their GPUs.
+    """Sleeping vLLM engine whose ranks can free all of their GPU memory.
 
     `reason` is why the engine could not be parked, or None if the last attempt succeeded.
     """
@@ -39,7 +39,7 @@ class ParkedEngine:
         return parked
 
     async def park(self) -> bool:
-        """Park the sleeping engine, or let it sleep on if that fails. Return False if the engine is unusable."""
+        """Park the sleeping engine. If that fails, the engine stays asleep. Return False if the engine is unusable."""
         if await self._finish(self._park):
             sys.stderr.write(f"coldstart: cannot park the engine, which stays asleep: {self.reason}\n")
         return not self._is_lost

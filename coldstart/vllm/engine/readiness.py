@@ -125,7 +125,7 @@ class Readiness:
 
 
 def take_ready_pipe() -> int:
-    """Return the file descriptor of the pipe to the process that started this one, or -1. Hide it from child processes."""
+    """Return the descriptor of the pipe to the process that started the server, or -1, and remove it from the environment."""
     return int(os.environ.pop(READY_FD_ENV, "-1"))
 
 
@@ -137,7 +137,7 @@ def send_report(descriptor: int, document: dict[str, Any]) -> None:
 
 
 def report_unfit(reason: str) -> None:
-    """Report to the process that started this one that it cannot run the launch plan, and why."""
+    """Report the reason why this process cannot run the launch plan to the process that started it."""
     send_report(take_ready_pipe(), {"unfit": reason})
 
 
@@ -145,10 +145,10 @@ def report_unfit(reason: str) -> None:
 
 
 def report_failure(error: BaseException) -> None:
-    """Report the error to the process that started the server. Do nothing without a pipe, or after readiness was reported.
+    """Report an error to the process that started the server. Do nothing without a pipe or after readiness was reported.
 
     vLLM logs an error in the process where it occurs, which may be the engine process. The server continues after this
-    report. That process uses the last report if the server exits before it is ready.
+    report. The receiver uses the last report if the server exits before it is ready.
     """
     descriptor = int(os.environ.get(READY_FD_ENV, "-1"))
     if descriptor >= 0:

@@ -90,7 +90,7 @@ class StartFailure:
         return find_known_failure(text) or cls(text, is_consequence=_ENGINE_FAILED in text)
 
     def to_document(self) -> dict[str, Any]:
-        """Return the failure as a JSON object with one field for each field of StartFailure."""
+        """Return the failure as a JSON object."""
         return asdict(self)
 
     def build_error(self, error_class: type[_Error]) -> _Error:

@@ -115,7 +115,7 @@ def import_gpu_engine(config: Any) -> None:
 
 
 def reapply_environment() -> None:
-    """Apply the environment variables for Hugging Face's offline mode and torch's loggers, which were read at import."""
+    """Reapply the variables of Hugging Face's offline mode and torch's loggers, which these libraries read only at import."""
     if (constants := sys.modules.get("huggingface_hub.constants")) is not None:
         offline = HF_HUB_OFFLINE.read() or TRANSFORMERS_OFFLINE.read()
         is_offline = offline.upper() in ("1", "ON", "YES", "TRUE")
@@ -254,7 +254,7 @@ def fail_requests_at_shutdown(engine: Any) -> None:
 
 
 class WorkerMismatchError(RuntimeError):
-    """The prebuilt worker of this process cannot run the launch plan; the message states the difference."""
+    """Error for a prebuilt worker that cannot run the launch plan. The message states the difference."""
 
 
 async def serve(args: Namespace, plan: LaunchPlan) -> int:

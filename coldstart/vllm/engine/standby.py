@@ -60,7 +60,7 @@ async def wake_engine(engine: Any, level: int) -> None:
 
 
 class StandbyEngine:
-    """Sleeping engine, and the server that currently uses it.
+    """Sleeping engine, and the server that currently uses the engine.
 
     `arguments` are the engine arguments by name. `backend` is the fallback to vLLM's own sleep backend, or None.
     """

@@ -307,8 +307,8 @@ def main(argv: list[str]) -> None:
     """Run `template SOCKET LEVEL PLAN_FD READY_FD [alone|outlives]`: build the template, listen, and fork servers.
 
     READY_FD receives one byte when the template listens. At a sleep level, this process forks no servers and wakes its
-    own engine instead. With `alone`, a forked child continues without the threads of the build. The process stops
-    together with the process that started it; with `outlives`, only until the template listens.
+    own engine instead. With `alone`, a forked child continues without the threads of the build. The process exits when
+    the process that started it exits; with `outlives`, only before the template listens.
     """
     if SUPERVISOR_ENV in os.environ:
         die_with_supervisor()

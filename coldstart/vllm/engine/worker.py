@@ -36,7 +36,7 @@ LAZY_ARENA_BYTES = 1 << 20
 
 
 class LazyZeros(TorchFunctionMode):
-    """Mode in which `torch.zeros` backs large CPU buffers by anonymous maps, whose pages the kernel zeroes at first use."""
+    """Torch mode in which `torch.zeros` maps large CPU buffers as anonymous memory, which the kernel zeroes at first use."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -171,7 +171,7 @@ class ColdWorker(CPUWorker):
             super().sleep(level)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """Wake the memory that `sleep` has put to sleep."""
+        """Restore the memory that `sleep` has released: all of it, or only the memory with the given `tags`."""
         if self.model_config.sleep_mode_backend == SLEEP_BACKEND:
             self.sleep_mode_backend.resume(tags)
         else:

@@ -1,1 +1,1 @@
-"""CUDA graphs in vLLM's workers: names of memory, hooks into vLLM, recording and restoring."""
+"""Record and restore the CUDA graphs of vLLM's workers."""

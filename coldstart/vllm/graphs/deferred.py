@@ -102,7 +102,7 @@ class DeferredCapture:
             return capture()
 
     def capture_next(self, all_captured: bool) -> dict[str, Any]:
-        """Show the last captured graph if all ranks captured it, else drop it and all later ones. Capture the next graph.
+        """Make the last captured graph visible if all ranks captured it, else drop it and all later graphs. Capture the next.
 
         Return `left`, the number of graphs that are not visible yet, and `error`, the reason why a capture failed.
         """

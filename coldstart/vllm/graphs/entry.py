@@ -1,4 +1,4 @@
-"""Entry point that vLLM loads in each of its processes (`vllm.general_plugins`): adds worker reports and graph hooks."""
+"""Entry point that vLLM loads in each of its processes (`vllm.general_plugins`), to add worker reports and graph hooks."""
 
 from __future__ import annotations
 

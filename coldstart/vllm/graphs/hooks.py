@@ -73,7 +73,7 @@ def replace_capture(runner: Any, replacement: CaptureReplacement) -> Iterator[No
     kind: Any = getattr(sys.modules.get(MODULE), "CudaGraphManager", None)
     original = getattr(kind, "capture", None)
     if original is None:
-        raise GraphRefusedError("vLLM lacks an integration point of graphs: CudaGraphManager.capture")
+        raise GraphRefusedError("cannot hook graph capture: this vLLM has no CudaGraphManager.capture")
 
     @functools.wraps(original)
     def capture(self: Any, create_forward_fn: Any, *arguments: Any, **keywords: Any) -> None:
@@ -99,7 +99,7 @@ def capture_unrestored(
     write: object,
     capture: Callable[[], None],
 ) -> None:
-    """Give the manager the restored `graphs` by key, and capture the others. `full` maps graph keys to descriptors."""
+    """Add the restored `graphs` to the manager, and capture all others. `full` maps graph keys to batch descriptors."""
     restored = {full[key]: graph for key, graph in graphs.items() if key in full}
     # vLLM's dispatch reads these lists again later.
     saved = {mode: list(rows) for mode, rows in manager._capture_descs.items()}

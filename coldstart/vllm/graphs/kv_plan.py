@@ -36,7 +36,7 @@ class KvPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device: str
 
     def fit_to_memory(self, free_bytes: int | None) -> int:
-        """Return the planned size minus the memory that other processes use now, or all of it if `free_bytes` is None.
+        """Return the planned size minus the memory that other processes use now. If `free_bytes` is None, subtract nothing.
 
         Raises:
             GraphRefusedError: Less than MIN_SHARE of the planned size would remain.

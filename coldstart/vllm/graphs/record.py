@@ -1,4 +1,4 @@
-"""Record the CUDA graphs of a vLLM worker: vLLM captures them, and this module keeps and stores them."""
+"""Record the CUDA graphs that a vLLM worker captures, and store them."""
 
 from __future__ import annotations
 

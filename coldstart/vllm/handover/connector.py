@@ -61,7 +61,7 @@ class HeldBlocks:
 
 @dataclass(frozen=True, slots=True)
 class KvLoad:
-    """Load of the blocks in `pull` after the first `skip_blocks`, which a worker writes to `blocks` of this server."""
+    """Planned load of the remote blocks in `pull`, except the first `skip_blocks`, into the local `blocks`."""
 
     request_id: str
     pull: Pull
@@ -71,7 +71,7 @@ class KvLoad:
 
 @dataclass
 class HandoverMetadata(KVConnectorMetadata):
-    """New pins, ended pins and new loads, which the scheduler announces to the workers in one iteration."""
+    """Metadata that the scheduler sends to the workers in one iteration: new pins, ended pins and new loads."""
 
     pinned: dict[str, HeldBlocks] = field(default_factory=dict)
     ended_pins: set[str] = field(default_factory=set)
@@ -131,7 +131,7 @@ class HandoverScheduler:
         request = self._find(pin.request)
         tokens = min(request.num_computed_tokens, request.num_tokens, pin.tokens)
         if tokens <= 0:
-            raise HandoverError(f"cannot pin request {pin.request}: it has no KV so far")
+            raise HandoverError(f"cannot pin request {pin.request}: it has no KV yet")
         if handover.digest_tokens(request.all_token_ids[: pin.tokens]) != pin.digest:
             raise HandoverError(f"cannot pin request {pin.request}: its tokens differ from the gateway's")
         count = -(-tokens // self._block_size)
@@ -162,7 +162,7 @@ class HandoverScheduler:
         return max(0, min(pull.tokens, request.num_tokens) - computed_tokens) if pull else 0
 
     def plan_load(self, request: Request, blocks: KVCacheBlocks, loaded_tokens: int) -> None:
-        """Plan to load the KV of `loaded_tokens` tokens into allocated blocks, after those from the local prefix cache."""
+        """Plan to load the KV of `loaded_tokens` tokens beyond the local prefix cache into allocated blocks."""
         pull = self._pulls.pop(request.request_id, None)
         if pull is None or loaded_tokens <= 0:
             return
@@ -172,7 +172,7 @@ class HandoverScheduler:
         self._step.loads.append(KvLoad(request.request_id, pull, skip, tuple(chosen)))
 
     def build_metadata(self) -> HandoverMetadata:
-        """Return the announcements for the workers' next iteration, and free the blocks of pins whose lease has ended."""
+        """Return the metadata for the workers' next iteration, and free the blocks of pins whose lease has ended."""
         now = time.monotonic()
         for pin in [pin for pin, (_, until) in self._held.items() if until <= now]:
             self._release(pin)

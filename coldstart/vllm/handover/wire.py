@@ -25,7 +25,7 @@ CONNECT_S, QUERY_S, IDLE_S = 5.0, 5.0, 20.0
 
 
 class TransferError(Exception):
-    """A KV transfer failed: the other server disconnected or sent invalid data."""
+    """Error for a failed KV transfer: the other server disconnected or sent invalid data."""
 
 
 class BlockQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,7 +38,7 @@ class BlockQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LayerHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Header that announces `size` bytes of the layer `name`."""
+    """Header that precedes the `size` bytes of the layer `name`."""
 
     name: str
     size: int
@@ -145,13 +145,15 @@ def _decode(raw: bytes | bytearray, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(raw, type=kind)
     except ValueError as error:  # invalid JSON, fields or UTF-8
-        raise TransferError(f"cannot decode a header: {error}") from error
+        raise TransferError(f"cannot decode a header of a KV transfer: {error}") from error
 
 
 def _receive_header(connection: socket.socket) -> bytearray:
     size = int.from_bytes(_receive(connection, 4), "big")
     if size > MAX_HEADER_BYTES:
-        raise TransferError(f"a header has {size} bytes, the maximum is {MAX_HEADER_BYTES}")
+        raise TransferError(
+            f"a header of a KV transfer has {size} bytes; the limit is {MAX_HEADER_BYTES} bytes"
+        )
     return _receive(connection, size)
 
 
@@ -161,7 +163,7 @@ def _receive(connection: socket.socket, size: int) -> bytearray:
     while rest:
         count = connection.recv_into(rest)
         if not count:
-            raise TransferError("the other server disconnected")
+            raise TransferError("the other server disconnected during the KV transfer")
         rest = rest[count:]
     return data
 

@@ -54,7 +54,7 @@ class DeadlineLLM(AsyncLLM):
 
 
 class ShadowLogger(StatLoggerBase):
-    """Statistics logger that predicts the latencies of one engine's requests in the other serving order."""
+    """Statistics logger that predicts the request latencies of one engine under the other policy (FCFS or deadlines)."""
 
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
         settings = SchedulerSettings.read(vllm_config.additional_config)
@@ -86,7 +86,7 @@ class ShadowLogger(StatLoggerBase):
             Thread(target=self.predict_and_publish, name="shadow", daemon=True).start()
 
     def predict_and_publish(self) -> None:
-        """Predict and publish. Delay the next prediction so that predictions use at most MAX_CPU_SHARE of a CPU core."""
+        """Predict the latencies and publish them. Delay the next prediction to use at most MAX_CPU_SHARE of a CPU core."""
         started_cpu_s = time.thread_time()
         if prediction := self._shadow.predict():
             self._publish(prediction)

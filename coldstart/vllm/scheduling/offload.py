@@ -73,7 +73,7 @@ class PolicyOffloadingConnector(OffloadingConnector):
         self.evicted[request.request_id] = request
 
     def discard(self, request_id: str) -> None:
-        """Record that an evicted request runs again, loads, or has finished."""
+        """Forget that a request was evicted, because it runs again, is being loaded, or has finished."""
         self.hits.pop(request_id, None)
         self.evicted.pop(request_id, None)
 
@@ -166,7 +166,7 @@ class CpuPoolWorker(OffloadingWorker):
 
 
 class CpuPoolOffloadingSpec(CPUOffloadingSpec):
-    """vLLM's offloading manager with CpuPoolWorker. Raises ValueError if a chunk has more than one block."""
+    """vLLM's CPU offloading with CpuPoolWorker as the worker. Raises ValueError if a chunk has more than one block."""
 
     def __init__(self, config: OffloadingConfig) -> None:
         super().__init__(config)

@@ -1,4 +1,4 @@
-"""Decide in each step which requests run, which get memory, and which are loaded from the host (FastServe, section 4.2).
+"""Decide in each step which requests run, which get memory, and whose KV is loaded from the host (FastServe, section 4.2).
 
 Invariant: the server and the simulated engine use the same code.
 """
@@ -25,9 +25,9 @@ class LoadSelector:
     """Selector of the requests whose KV is loaded from the host.
 
     Loads start in ascending ENST (estimated next scheduled time). A load may evict a request with a larger ENST, or use
-    blocks reserved for arrivals, only if its own request ranks within the batch. It never uses blocks that picked
-    requests need. `blocked` are the requests that rank within the batch, but whose KV is on the host; `loading` are those
-    among them whose load is in progress or starts now.
+    blocks reserved for arrivals, only if its own request ranks within the batch. A load never uses blocks that picked
+    requests need. `blocked` are the requests that rank within the batch but whose KV is on the host; `loading` are the
+    blocked requests whose load is in progress or starts now.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class LoadSelector:
         self.loading: list[str] = []
 
     def choose(self, chosen: list[Request], enst: Enst, now: float) -> list[Request]:
-        """Return the requests to load now. Evict others for a request to load that ranks within the batch."""
+        """Return the requests to load now. A load evicts other requests only if its own request ranks within the batch."""
         self.blocked, self.loading = [], []
         if not self.view.has_evicted():
             return []
@@ -183,7 +183,7 @@ class Placement:
         )
 
     def enst(self, now: float) -> Enst:
-        """Return a function that predicts the ENST of a request, computed lazily because most steps evict no request."""
+        """Return a function that computes a request's ENST (estimated next scheduled time) on demand."""
         found: Callable[[Job], float] | None = None
 
         def enst(request: Request) -> float:

@@ -58,7 +58,7 @@ class MemoryAllocator:
 
     @property
     def free(self) -> int:
-        """Return the number of free blocks that are not promised to any picked request."""
+        """Return the number of free blocks that are not reserved for a picked request."""
         return self.view.free_blocks() - self._promised
 
     def allocate(self, picked: list[Request], enst: Enst) -> list[Request]:
@@ -74,7 +74,7 @@ class MemoryAllocator:
         return chosen if self.steady else self._within_budget(chosen)
 
     def fits_next_tokens(self, running: int) -> bool:
-        """Return whether each of `running` steady requests has blocks for another token."""
+        """Return whether the last allocation was steady and each of `running` requests has blocks for another token."""
         view = self.view
         return self.steady and 2 * view.groups * running + view.watermark <= view.free_blocks()
 
@@ -88,7 +88,7 @@ class MemoryAllocator:
         return sorted((request for request in self.evictable() if request not in kept), key=enst)
 
     def choose_victims(self, order: list[Request], short: int, slots: int) -> list[Request]:
-        """Return the first requests in `order` that together free enough, or none if all of them free too little.
+        """Return the fewest requests, from the start of `order`, whose eviction frees enough, or none if all free too little.
 
         Args:
             order: Requests in order of eviction.

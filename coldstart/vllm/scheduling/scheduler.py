@@ -5,10 +5,11 @@ arrived, ended, used its quantum or finished a load, or when an allocation faile
 with the running requests. It sees only the requests to run, in rank order, and those to admit. Other requests with KV are
 hidden from the running list during the step.
 
-Under pipeline parallelism (section 4.3), vLLM schedules a batch while a stage is free, before earlier batches have returned.
-Without asynchronous scheduling (model runner V1, always on the CPU platform), vLLM has no token to compute for a request whose
-last token is still in flight. With it (V2), a gate keeps a request out for as many steps as there are stages. A request in
-flight is neither scheduled nor evicted, and it keeps its place in the order.
+Under pipeline parallelism (section 4.3), vLLM schedules a batch while a stage is free, before earlier batches have
+returned. Without asynchronous scheduling (model runner V1, always on the CPU platform), vLLM has no token to compute for
+a request whose last token is still in flight. With asynchronous scheduling (V2), a gate excludes a scheduled request for
+as many steps as there are stages. A request in flight is neither scheduled nor evicted, and it keeps its place in the
+order.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from coldstart.vllm.scheduling.view import (
 
 
 class IncompatibleVllmError(RuntimeError):
-    """PolicyScheduler does not support this vLLM or its configuration; the message contains the reason."""
+    """Error for a vLLM version or configuration that PolicyScheduler does not support. The message contains the reason."""
 
 
 def require_support(config: Any) -> None:

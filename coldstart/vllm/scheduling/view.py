@@ -23,7 +23,7 @@ Enst = Callable[[Request], float]
 
 
 class State(Enum):
-    """KV state of a request that has no slot.
+    """KV state of a request.
 
     NEW: never computed. HOST: preempted, and its KV is on the host or was dropped. LOADING, LOADED: an asynchronous load
     is running or has finished. OTHER: it has a slot, or waits for a grammar, for more input, or for tokens in flight.
@@ -156,7 +156,7 @@ class EngineView:
         return len(blocks[0]) if self.groups == 1 else sum(map(len, blocks))
 
     def yield_freed(self, order: Sequence[Request]) -> Iterator[int]:
-        """Yield the number of blocks that evicting each request in order frees; the last holder frees a shared block."""
+        """Yield the number of blocks that evicting each request of `order` frees. The last holder frees a shared block."""
         holders: dict[int, int] = {}
         for request in order:
             freed = 0

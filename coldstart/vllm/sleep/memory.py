@@ -34,7 +34,7 @@ LOCK = "lock"
 
 
 class ArenaSpaceError(Exception):
-    """The memory limit leaves no space for the weights of a model."""
+    """Error for model weights that do not fit into the memory limit of the arenas."""
 
 
 def _do_nothing() -> None:

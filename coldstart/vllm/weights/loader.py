@@ -48,7 +48,7 @@ def register_loader(load_format: str) -> None:
 
 
 class ColdLoader(DefaultModelLoader):
-    """vLLM's default loader, changed to read tensors from our sources."""
+    """vLLM's default loader, changed to read tensors from the prefetcher's shared memory or directly from the files."""
 
     def __init__(self, load_config: LoadConfig) -> None:
         # When vLLM reads files itself, it must use its default format instead of our name.
