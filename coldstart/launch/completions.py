@@ -22,16 +22,16 @@ _DATA = b"data:"
 
 
 class CompletionFailedError(Exception):
-    """The server did not complete a request. The message gives the reason."""
+    """Error for a request that the server did not complete. The message states the reason."""
 
 
 class RequestRejectedError(CompletionFailedError):
-    """The server is ready but rejects the request, for example because the prompt is too long."""
+    """Error for a request that a ready server rejects, for example because the prompt is too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """Times in seconds at which the server accepted the connection and at which its first token arrived."""
+    """Times in seconds at which the server accepted the connection and sent its first token."""
 
     listening_s: float
     token_s: float
@@ -55,7 +55,7 @@ class CompletionClient:
     timeout_s: float = 600.0
 
     def await_first_token(self, prompt: str, *, deadline_s: float, check: Callable[[], None]) -> FirstToken:
-        """Send a streaming request every POLL_S seconds until a token arrives. Return when it did.
+        """Send a streaming request every POLL_S seconds until a token arrives, and return its arrival time.
 
         `check` is called before each attempt, and raises if the server has exited. Raises CompletionFailedError after
         `deadline_s` (seconds on CLOCK_MONOTONIC), or immediately if the server rejects the request.
@@ -73,7 +73,7 @@ class CompletionClient:
         raise CompletionFailedError(f"no token within the time limit; last attempt: {reason}")
 
     def complete(self, prompt: str | Sequence[int], max_tokens: int) -> Completion:
-        """Return the complete response to a prompt. Raises CompletionFailedError if there is none."""
+        """Return the complete response to a prompt. Raises CompletionFailedError if the request fails."""
         began_s = time.monotonic()
         try:
             status, body = self._post(_request(prompt, max_tokens, stream=False))
@@ -82,7 +82,7 @@ class CompletionClient:
             choice = json.loads(body)["choices"][0]
             tokens, text = tuple(choice.get("token_ids") or ()), choice["text"]
         except (OSError, http.client.HTTPException, ValueError, LookupError) as error:
-            raise CompletionFailedError(f"{type(error).__name__}: {error}") from error
+            raise CompletionFailedError(f"no complete response: {type(error).__name__}: {error}") from error
         return Completion(tokens, text, time.monotonic() - began_s)
 
     def complete_all(self, prompts: Sequence[str], max_tokens: int, concurrency: int) -> list[Completion]:
@@ -123,7 +123,7 @@ class _StillStartingError(Exception):
 
 def _build_error(status: int, body: bytes) -> CompletionFailedError:
     kind = RequestRejectedError if 400 <= status < 500 else CompletionFailedError
-    return kind(f"HTTP {status}: {body[:300].decode(errors='replace')}")
+    return kind(f"HTTP status {status}: {body[:300].decode(errors='replace')}")
 
 
 _HEADERS = {"Content-Type": "application/json"}
@@ -135,7 +135,7 @@ def _request(prompt: str | Sequence[int], max_tokens: int, *, stream: bool) -> b
 
 def _first_event_s(response: http.client.HTTPResponse) -> float:
     if response.status in STARTING:
-        raise _StillStartingError(f"HTTP {response.status}")
+        raise _StillStartingError(f"HTTP status {response.status}")
     if response.status != 200:
         raise _build_error(response.status, response.read(300))
     while line := response.readline():
@@ -150,7 +150,7 @@ def _first_event_s(response: http.client.HTTPResponse) -> float:
 
 
 class ServerError(Exception):
-    """The response stream contains an error event."""
+    """Error event in the response stream of a server."""
 
 
 @dataclass(frozen=True, slots=True)

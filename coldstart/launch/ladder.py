@@ -38,7 +38,7 @@ def start(request: ServeRequest, plan: LaunchPlan) -> Server:
     for mode in modes.list_attempts(request.mode):
         if (started := _attempt(mode, one, unused)) is not None:
             return started
-    raise AssertionError("the ladder ends with fresh, which either starts or raises")
+    raise AssertionError("unreachable: mode fresh starts a server or raises an error")
 
 
 def find_mode(request: ServeRequest, plan: LaunchPlan) -> tuple[str, list[Fallback]]:
@@ -48,7 +48,7 @@ def find_mode(request: ServeRequest, plan: LaunchPlan) -> tuple[str, list[Fallba
         if (why := _find_obstacle(mode, one)) is None:
             return mode.name, skipped
         skipped.append(_create_fallback(mode, one, why))
-    raise AssertionError("fresh is available everywhere")
+    raise AssertionError("unreachable: mode fresh is always available")
 
 
 def _find_obstacle(mode: StartMode, one: ServerStart) -> Reason | None:

@@ -28,7 +28,7 @@ _FREEZE = "coldstart template freeze"
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a mode cannot be used, with a hint for the user."""
+    """Reason why a start mode cannot be used, with a hint for the user."""
 
     reason: str
     hint: str
@@ -68,7 +68,10 @@ class StartMode:
         return here if here is not None or start is None else self.find_missing(start)
 
     def find_missing(self, start: ServerStart) -> Reason | None:
-        """Return what this start lacks for the mode, such as a template, or None. Raises LaunchRefusedError."""
+        """Return what this start lacks for the mode, such as a template, or None.
+
+        Raises LaunchRefusedError if the check fails.
+        """
         return None
 
     def launch(self, start: ServerStart) -> ReadyServer:
@@ -101,7 +104,7 @@ def await_ready(start: ServerStart, launched: tuple[ServerProcess, int]) -> Read
 
 
 class FreshMode(StartMode):
-    """Starts a server in a new process that imports, loads and builds everything itself. It is always available."""
+    """Mode that starts a new process, which imports, loads and builds everything itself. It is always available."""
 
     def launch(self, start: ServerStart) -> ReadyServer:
         """Start the server in a new process (see StartMode)."""
@@ -112,7 +115,7 @@ class FreshMode(StartMode):
 
 @dataclass(eq=False)
 class TemplateMode(StartMode):
-    """Starts a server from a template of one of `levels`: the template forks it, or a sleeping engine wakes up and becomes it.
+    """Mode that starts a server from a template: the template forks the server, or its sleeping engine wakes up as the server.
 
     A template that is not ready yet counts as available.
     """
@@ -120,7 +123,7 @@ class TemplateMode(StartMode):
     levels: tuple[str, ...] = ()
 
     def find_missing(self, start: ServerStart) -> Reason | None:
-        """Return a reason if no template fits this start, or None if one does."""
+        """Return the reason why no template fits this start, or None if a template fits."""
         if self._templates(start):
             return None
         model = start.request.lookup.model.name
@@ -132,7 +135,7 @@ class TemplateMode(StartMode):
         return Reason(reason, start.request.lookup.format_template(self.levels[0]))
 
     def launch(self, start: ServerStart) -> ReadyServer:
-        """Have the template fork the server or wake up. Raises the errors of `StartMode.launch`."""
+        """Make the template fork the server, or wake its engine as the server. Raises the errors of `StartMode.launch`."""
         from coldstart.launch import server_process, template_pool
 
         found = self._templates(start)
@@ -140,7 +143,9 @@ class TemplateMode(StartMode):
         if not ready:
             if found and found[0].pid:
                 raise LaunchRefusedError(f"the {self.name} of {found[0].model} is not ready yet")
-            raise LaunchRefusedError(f"the {self.name} has died", "coldstart template stop")
+            raise LaunchRefusedError(
+                f"the {self.name} of {start.request.lookup.model.name} has exited", "coldstart template stop"
+            )
         template = ready[0]
 
         def check() -> None:
@@ -193,7 +198,7 @@ def _fork_thawed(start: ServerStart, thaw: Callable[[], RestoredTemplate]) -> Re
 
 
 class ParkedMode(TemplateMode):
-    """Starts a server from an engine whose GPU state the driver has moved to host memory."""
+    """Mode that starts a server from an engine whose GPU state the driver has moved to host memory."""
 
     def find_limit(self, start: ServerStart | None = None) -> Reason | None:
         """Return why the mode is unavailable, for example because the driver is too old, or None if it is available."""
@@ -206,7 +211,7 @@ class ParkedMode(TemplateMode):
 
 
 class SnapshotMode(StartMode):
-    """Starts a server from a process image of a bundle's engine: a CRIU image on the CPU, a `vllm snapshot` on a GPU."""
+    """Mode that restores a process image of the bundle's engine: a CRIU image on the CPU, a `vllm snapshot` on a GPU."""
 
     def find_limit(self, start: ServerStart | None = None) -> Reason | None:
         """Return why the mode is unavailable, such as a machine that cannot run `vllm snapshot`, or None if it is available."""
@@ -218,7 +223,7 @@ class SnapshotMode(StartMode):
         return super().find_limit(start)
 
     def find_missing(self, start: ServerStart) -> Reason | None:
-        """Return a reason if the bundle has no snapshot, or None if it has one."""
+        """Return the reason if the bundle has no snapshot that this start can use, or None if it has one."""
         if not runtime.targets_cpu():
             from coldstart.launch import vllm_snapshot
 
@@ -250,10 +255,10 @@ class SnapshotMode(StartMode):
 
 
 class RuntimeSnapshotMode(StartMode):
-    """Starts a server from a process image that contains the imported runtime but no model."""
+    """Mode that restores a process image that contains the imported runtime but no model."""
 
     def find_missing(self, start: ServerStart) -> Reason | None:
-        """Return a reason if there is no process image, or None if there is one."""
+        """Return the reason if there is no process image of the runtime, or None if there is one."""
         from coldstart.launch import process_snapshot
 
         try:
@@ -263,7 +268,7 @@ class RuntimeSnapshotMode(StartMode):
         return None if exists else Reason("no runtime snapshot exists on this machine", _FREEZE)
 
     def launch(self, start: ServerStart) -> ReadyServer:
-        """Have the restored runtime template fork the server."""
+        """Restore the runtime template, and make it fork the server."""
         from coldstart.launch import process_snapshot
 
         def thaw() -> RestoredTemplate:

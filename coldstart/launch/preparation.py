@@ -31,7 +31,7 @@ TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class Preparation:
-    """The prepared template or None, and why faster modes failed. `is_new` is False if it was already running."""
+    """Prepared template, or None, and the reasons why faster modes failed. `is_new` is False if the template already ran."""
 
     template: RunningTemplate | None
     is_new: bool
@@ -39,7 +39,7 @@ class Preparation:
 
     @property
     def mode(self) -> str | None:
-        """Name of the prepared start mode, or None if no template was prepared."""
+        """Return the name of the prepared start mode, or None if no template was prepared."""
         return None if self.template is None else find_mode(self.template.level).name
 
 
@@ -48,8 +48,8 @@ def prepare_fastest(
 ) -> Preparation:
     """Prepare the fastest start mode that works for `plan`. The failures of faster modes are returned in `failures`.
 
-    Each step runs inside `phase` and takes at most `timeout_s` seconds. Raises CommandFailedError if no start of this plan
-    can succeed, for example because of invalid arguments.
+    Each step runs in the context manager that `phase` returns for its name, and takes at most `timeout_s` seconds. Raises
+    CommandFailedError if no start of this plan can succeed, for example because of invalid arguments.
     """
     failures: list[Fallback] = []
     for level in (ENGINE, RUNTIME):

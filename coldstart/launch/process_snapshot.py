@@ -112,7 +112,7 @@ def _clear(meeting: Path) -> None:
 
 
 class RestoredTemplate:
-    """A restored template: its directory, and the process that holds its namespaces."""
+    """Template that CRIU has restored, with its directory and the process that holds its namespaces."""
 
     def __init__(self, directory: Path, process: subprocess.Popen[bytes], remove: Callable[[], None]) -> None:
         self.directory, self.process, self.pid, self._remove = directory, process, process.pid, remove

@@ -31,7 +31,7 @@ _NAME = re.compile(r"\.?(?P<digest>[0-9a-f]{64})(\..*)?")
 
 
 def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: bool = False) -> PruneReport:
-    """Remove bundles, the sections unpacked from them, unusable runtime snapshots, and files that killed processes left.
+    """Remove bundles, the sections unpacked from them, unusable runtime snapshots, and files of killed processes.
 
     Args:
         cache: Cache whose bundle store is pruned.
@@ -40,7 +40,7 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
         dry_run: Whether to only report what would be removed.
 
     Returns:
-        What was removed, or would be, and how many bytes that frees.
+        The removed bundles and files, and the freed bytes; with `dry_run`, those that would be removed.
 
     Raises:
         BundleNotFoundError: A reference matches no bundle.

@@ -103,7 +103,7 @@ def _host_bytes(bundle: Bundle | None) -> int:
 
 
 def reserve_cores(ranks: int) -> dict[str, str]:
-    """Return the variable that keeps vLLM from reserving one core per rank for KV transfer, which KV copies do not need."""
+    """Return the variable that makes vLLM reserve one CPU core per rank, without the second core for KV transfer."""
     if any(name in os.environ for name in _CPU_CORES):
         return {}
     return {environment.VLLM_CPU_NUM_OF_RESERVED_CPU: str(ranks)}

@@ -44,7 +44,7 @@ class UnusedModes:
 
 @dataclass(eq=False)
 class Server:
-    """A running vLLM server. As a context manager, it stops when the block ends.
+    """A running vLLM server. Used as a context manager, it stops the server when the block ends.
 
     Attributes:
         mode: Name of the start mode that was used.
@@ -66,22 +66,22 @@ class Server:
 
     @property
     def url(self) -> str:
-        """URL of the server, without a path."""
+        """Return the URL of the server, without a path."""
         return listening.find_url(self.plan.vllm_args)
 
     @property
     def pid(self) -> int:
-        """Process ID of the server."""
+        """Return the process ID of the server."""
         return self.running.process.pid
 
     @property
     def ready_s(self) -> float:
-        """Seconds from the launch until the server generated its first token."""
+        """Return the time in seconds from the launch until the server generated its first token."""
         return self.running.ready_s
 
     @property
     def fallbacks(self) -> tuple[Fallback, ...]:
-        """Parts of the start that ran without their optimization, with the reasons."""
+        """Return the optimizations that this start did not use, each with the reason."""
         return (*self.unused.fallbacks, *fallback.decode(self.running.report.get("fallbacks")))
 
     def document(self) -> dict[str, Any]:

@@ -49,13 +49,13 @@ class ServerProcess(Protocol):
 
 
 class ServerExitedError(CommandFailedError):
-    """The server exited before it was ready. `code` is its exit code (128 + n after signal n)."""
+    """Error for a server that exited before it was ready. `code` is its exit code (128 + n after signal n)."""
 
     code: int | None = None
 
 
 class TemplateHungError(peers.PeerError):
-    """The template accepted a connection but did not respond."""
+    """Error for a template that accepted a connection but did not respond."""
 
 
 @dataclass

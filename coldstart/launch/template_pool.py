@@ -35,7 +35,7 @@ _PATIENCE_S = 10.0
 
 
 class TemplateExitedError(CommandFailedError):
-    """The template exited with `code` (128 + n after signal n) before it was ready. `cause` is the error in its log."""
+    """Error for a template that exited with `code` before it was ready. `cause` is the error in the template's log."""
 
     code: int | None = None
     cause: str | None = None

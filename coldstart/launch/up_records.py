@@ -69,7 +69,7 @@ class UpDirectory:
 
     @property
     def log(self) -> Path:
-        """Path of the log of a background server."""
+        """Return the path of the log of a background server."""
         return self.path / "log"
 
     def read(self) -> UpRecord | None:

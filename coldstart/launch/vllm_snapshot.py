@@ -2,8 +2,8 @@
 
 The bundle digest names the snapshot's directory. vLLM's manifest must match the model, the commit and the arguments. vLLM
 itself compares the host, device, driver, versions and variables. A snapshot is restored only from a private directory of
-this user and for a trusted bundle. The restored server must reproduce the bundle's canary tokens. Its port accepts requests
-before that check, because vLLM decides when it listens. This project has not run this module on a GPU.
+this user and for a trusted bundle. The restored server must reproduce the bundle's canary tokens. Its port accepts
+requests before that check, because vLLM decides when it listens. This module has not been tested on a GPU.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _END_S = 10.0
 
 
 class RestoredServer:
-    """A server that `vllm snapshot restore` started. Its processes, whose PIDs are `tree`, are not children of this process."""
+    """Server that `vllm snapshot restore` started. Its processes (PIDs `tree`) are not children of this process."""
 
     def __init__(self, tree: Sequence[int]) -> None:
         self.pid, self._asked = tree[0], False
