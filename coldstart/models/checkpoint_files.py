@@ -1,4 +1,4 @@
-"""Read the files of a model directory: JSON, headers of safetensors files, and the index, which decides where each tensor is.
+"""Read the files of a model directory: JSON, headers of safetensors files, and the index, which maps tensors to files.
 
 Only regular files are read, with limits on the size and nesting of JSON. Every error names the file and has a hint.
 
@@ -6,8 +6,8 @@ A safetensors file begins with 8 bytes that contain a little-endian length, and 
 tensors follow. The safetensors library checks the header: its size, types and shapes, and that the tensors cover the file
 without overlap. It does not return the offsets, so they are read from the JSON.
 
-The index decides, as in transformers. vLLM skips the files that the index does not name. It loads every tensor of the
-other files in the order of their names, so that a later copy replaces an earlier one.
+The index takes precedence, as in transformers. vLLM skips the files that the index does not name. It loads every tensor
+of the other files in the order of their names, so that a later copy replaces an earlier one.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def require(path: Path) -> Path:
         return path
     if path.exists():
         raise UsageError(f"{path} is not a regular file", hint=AGAIN)
-    raise UsageError(f"{path} is a link to {path.readlink()}, which does not exist", hint=AGAIN)
+    raise UsageError(f"{path} is a symbolic link to {path.readlink()}, which does not exist", hint=AGAIN)
 
 
 def open_file(path: Path) -> BufferedReader:
-    """Open a file of a model. Raises FileNotFoundError, and UsageError if it cannot be read or only points to the content."""
+    """Open a file of a model. Raises FileNotFoundError, and UsageError if it is unreadable or is a Git LFS pointer."""
     try:
         file = files.open_regular(require(path))
     except FileNotFoundError:
@@ -82,7 +82,7 @@ def read_object(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise UsageError(f"cannot read {path}: {describe_reason(error)}", hint=AGAIN) from error
     if not isinstance(value, dict):
-        raise UsageError(f"{path} is not a JSON object", hint=AGAIN)
+        raise UsageError(f"{path} does not contain a JSON object", hint=AGAIN)
     return value
 
 
@@ -160,12 +160,12 @@ def select_files(directory: Path, files: Sequence[Path]) -> list[Path]:
 
 
 def list_entries(file: Path, index: Mapping[str, str]) -> list[TensorEntry]:
-    """Return the tensors of a safetensors file, leaving out copies that `index` assigns to another file."""
+    """Return the tensors of a safetensors file, except copies of tensors that `index` assigns to another file."""
     return [entry for entry in read_header(file) if index.get(entry.name, file.name) == file.name]
 
 
 def check(directory: Path, files: Sequence[Path]) -> None:
-    """Check that every file that the index names exists, and that no selected file is truncated, invalid or a pointer.
+    """Check that every file that the index names exists, and that no selected file is truncated, invalid or a Git LFS pointer.
 
     vLLM itself compares the tensors with the model when it loads them.
 

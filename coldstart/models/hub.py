@@ -1,10 +1,10 @@
 """Access the Hugging Face Hub through huggingface_hub, and convert its errors.
 
-A request to the hub is not repeated. If the hub gives no usable response (none, an error, or one that is not from a hub),
-a complete copy in the local cache is used, with a warning that names the response. An incomplete copy is an error that
-names the missing files. The same applies to a commit, whose files cannot change, and to a branch, which starts at the
-commit that was cached last. It also applies to a repository that was deleted, made private or gated since: its files are
-on this machine, and the pods of a service must start without the hub.
+A request to the hub is not repeated. If the hub returns no usable response (no response, an error, or a response that is
+not from a hub), a complete copy in the local cache is used, with a warning that quotes the response. If the copy is
+incomplete, an error names the missing files. The same applies to a commit, whose files cannot change, and to a branch,
+which then starts at the commit that was cached last. It also applies to a repository that was deleted, made private or
+gated since: its files are on this machine, and the pods of a service must start without the hub.
 
 huggingface_hub is imported on first use, so a local model does not need it. It reads HF_HOME, HF_TOKEN, HF_ENDPOINT and
 HF_HUB_OFFLINE itself.
@@ -53,11 +53,11 @@ WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.gguf", "*.pt", "*.pth")
 
 
 class ModelNotFoundError(Exception):
-    """The hub has no such repository, revision or file."""
+    """Error for a repository, revision or file that does not exist on the hub."""
 
 
 class HubUnreachableError(ColdstartError):
-    """The hub gives no usable response, and the local cache has no complete copy (exit code 2)."""
+    """Error if the hub returns no usable response, and the local cache has no complete copy (exit code 2)."""
 
 
 class _HubFailure(Exception):
@@ -69,12 +69,12 @@ class _HubFailure(Exception):
 
 
 def fetch(repo_id: str, revision: str | None, offline: bool, part: Part) -> Path:
-    """Return the local directory of a part of the repository at `revision`, downloading what is missing.
+    """Return the local directory of a part of the repository at `revision`, after downloading missing files.
 
     Raises:
         ModelNotFoundError: The hub has no such repository or revision, and it is not cached.
         AuthRequiredError: The copy in the local cache is incomplete, and the hub denies access or the network is off.
-        HubUnreachableError: The copy in the local cache is incomplete, and the hub gives no usable response.
+        HubUnreachableError: The copy in the local cache is incomplete, and the hub returns no usable response.
     """
     from huggingface_hub import constants, errors
 
@@ -188,7 +188,7 @@ def _ask(repo_id: str, revision: str | None) -> ModelInfo:
         try:
             found = model_info(repo_id, revision=revision, timeout=_TIMEOUT_S)
             if not _COMMIT.fullmatch(str(found.sha)):
-                raise ValueError("it names no commit")
+                raise ValueError("the response names no commit")
             answer.set_result(found)
         except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
             answer.set_exception(error)
@@ -235,12 +235,12 @@ def _describe(cause: Exception) -> str:
     if status := _status(cause):
         phrase = f" {HTTPStatus(status).phrase}" if status in {*HTTPStatus} else ""
         reason = _REASONS.get(type(cause).__name__)
-        return f"the hub answered {status}{phrase}{f' ({reason})' if reason else ''}"
+        return f"the hub returned HTTP status {status}{phrase}{f' ({reason})' if reason else ''}"
     # The name of the package of huggingface_hub's HTTP client depends on its release.
     kinds = {kind.__name__ for kind in type(cause).__mro__ if kind.__module__.startswith("httpx")}
     if "TransportError" in kinds or isinstance(cause, TimeoutError):
-        return f"the hub does not answer ({_one_line(cause)})"
-    return f"the hub gave an answer that is not one of a hub ({_one_line(cause)})"
+        return f"the hub does not respond ({_one_line(cause)})"
+    return f"the response does not come from a hub ({_one_line(cause)})"
 
 
 def _one_line(error: Exception) -> str:
@@ -274,7 +274,7 @@ def _convert(repo_id: str, failure: _HubFailure, local: str) -> ColdstartError:
 def _not_cached(repo_id: str, reason: str) -> AuthRequiredError:
     if is_dry_run():
         return AuthRequiredError(
-            f"cannot describe a start of {repo_id}: {reason}, and a dry run downloads nothing",
+            f"cannot plan a start of {repo_id}: {reason}, and a dry run downloads nothing",
             hint=f"run `hf download {repo_id} config.json`, or specify a local directory",
         )
     return AuthRequiredError(

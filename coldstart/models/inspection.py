@@ -1,4 +1,4 @@
-"""Look up bundles by the key of a model on this machine, and explain why a lookup failed. It imports neither torch nor vLLM."""
+"""Look up bundles by the key of a model on this machine, and explain why a lookup failed, without importing torch or vLLM."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Lookup:
         return replace(self, bundle=bundle, nearest=None, mismatches=(), untrusted=None, notes=notes)
 
     def drop_weights(self) -> Lookup:
-        """For a directory without weights, accept the nearest bundle if only the weight layout differs. Return the lookup."""
+        """Return the lookup. If the directory has no weights, accept the nearest bundle if only the weight layout differs."""
         if self.bundle is not None or self.nearest is None or self._differing != {"model.weights"}:
             return self
         if any(one.wanted is not None for one in self.mismatches):
@@ -164,7 +164,7 @@ def _explain_skipped_versions(store: Store, chosen: Bundle) -> Iterator[str]:
 
 
 def build_miss_error(lookup: Lookup, use: Callable[[Arguments], str] | None = None) -> NoBundleError:
-    """Build the error for a lookup without a bundle. It has the nearest bundle, the differences, and commands that help.
+    """Build the error for a lookup without a bundle, with the nearest bundle, the differences, and commands as a hint.
 
     `use` formats the command that starts the model with the nearest bundle's arguments; the default is `coldstart serve`.
     """
@@ -178,7 +178,7 @@ def build_miss_error(lookup: Lookup, use: Callable[[Arguments], str] | None = No
         return NoBundleError(
             f"bundle {untrusted.ref}, the only one for {lookup.model.name} with key {untrusted.key.short}, "
             f"is not trusted: {trust(untrusted).reason}",
-            hint=f"run `coldstart trust add FILE` with its publisher's public key; or {use_it}{create}",
+            hint=f"run `coldstart trust add FILE` with the publisher's public key; or {use_it}{create}",
         )
     summary = f"no bundle for {lookup.model.name} with key {lookup.key.short} in the store"
     if (nearest := lookup.nearest) is None:

@@ -89,7 +89,7 @@ _PATH = re.compile(r"(/|~|\.\.?/|[A-Za-z]:[\\/])")
 
 
 def engine_fields(arguments: Mapping[str, object]) -> dict[str, Scalar]:
-    """Flatten those parsed ``arguments`` that are relevant into key fields, without the ``engine.`` prefix."""
+    """Return the relevant ``arguments`` as flat key fields, without the ``engine.`` prefix."""
     relevant = {
         name.replace("-", "_"): value for name, value in arguments.items() if _is_relevant(name, value)
     }

@@ -30,9 +30,9 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 class ResolvedModel:
     """Model name, location of the model's files, and parsed config.json.
 
-    ``name`` is the alias if the model has one, else the repository ID, else the directory name. A bundle can record it
-    because it is never a path. ``path`` is the directory that contains config.json. ``repo_id`` and ``revision`` (a
-    commit hash) are None for a directory that is not a hub snapshot.
+    ``name`` is the alias if the model has one, else the repository ID, else the directory name. It is never a path, so a
+    bundle can record it. ``path`` is the directory that contains config.json. ``repo_id`` and ``revision`` (a commit
+    hash) are None for a directory that is not a hub snapshot.
     """
 
     name: str

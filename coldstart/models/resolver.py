@@ -108,7 +108,7 @@ def names_model(word: str) -> bool:
 def adopt_arguments(lookup: Lookup) -> Lookup:
     """Return the lookup with the arguments of the newest trusted bundle of its model for this machine.
 
-    `lookup` has no arguments. If no trusted bundle fits, return `lookup` with `untrusted` set to the best untrusted
+    `lookup` must have no arguments. If no trusted bundle fits, return `lookup` with `untrusted` set to the best untrusted
     bundle that fits.
     """
     named = [bundle for bundle in lookup.store.list_bundles() if bundle.identity[0] == lookup.model.name]

@@ -1,13 +1,12 @@
-"""A checkpoint as data, and the weights plan, which is its JSON form.
+"""Files and tensors of a checkpoint, and the weights plan, which is their JSON form.
 
 In load order, files are in vLLM's natural order of names and tensors in order of their offset. So the loader requests
-bytes in the order in which the prefetcher fetches them.
-
-The builder of a plan, its file, the prefetcher and the loader all use this form. This module does no I/O.
+bytes in the order in which the prefetcher fetches them. The builder of a plan, its file, the prefetcher and the loader
+all use this form. This module does no I/O.
 
 Invariant of a Checkpoint: file names are plain and unique, and tensor names are unique. The tensors of each file are
-sorted, lie within it and do not overlap. `parse` rejects a document that breaks the invariant before memory is allocated
-for it.
+sorted, lie within the file and do not overlap. `parse` rejects a document that breaks the invariant before memory is
+allocated for it.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_BYTES)]
 
 
 class InvalidWeightsPlanError(ValueError):
-    """Weights plan that breaks the invariant. The message names the invalid part."""
+    """Error for a weights plan that breaks the invariant of a checkpoint. The message names the invalid part."""
 
 
 class Tensor(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -83,12 +82,12 @@ class Checkpoint(msgspec.Struct, frozen=True):
     files: tuple[CheckpointFile, ...]
 
     def document(self) -> dict[str, Any]:
-        """Return the weights plan."""
+        """Return the weights plan as JSON data."""
         return dict(msgspec.json.decode(msgspec.json.encode(self)))
 
 
 def parse(document: Mapping[str, Any]) -> Checkpoint:
-    """Parse a weights plan.
+    """Parse a weights plan from JSON data.
 
     Raises:
         InvalidWeightsPlanError: The plan lacks a field or breaks the invariant.
@@ -97,7 +96,7 @@ def parse(document: Mapping[str, Any]) -> Checkpoint:
         plan = msgspec.convert(document, Checkpoint)
         names = [file.name for file in plan.files], [one.name for file in plan.files for one in file.tensors]
         if twice := [name for kind in names for name, number in Counter(kind).items() if number > 1]:
-            raise ValueError(f"the name {twice[0]!r} occurs twice")
+            raise ValueError(f"the name {twice[0]!r} occurs twice in the weights plan")
         return Checkpoint(plan.chunk, tuple(_sort(file, plan.chunk) for file in plan.files))
     except (msgspec.ValidationError, ValueError) as error:
         raise InvalidWeightsPlanError(str(error)) from error
@@ -122,7 +121,7 @@ def _sort(file: CheckpointFile, chunk: int) -> CheckpointFile:
 
 
 class UnreadableWeightsError(ValueError):
-    """Weights that cannot be loaded tensor by tensor. The message states the reason."""
+    """Error for weights that cannot be loaded tensor by tensor. The message states the reason."""
 
 
 def list_tensors(plan: Mapping[str, Any]) -> list[Tensor]:
@@ -136,7 +135,7 @@ def list_tensors(plan: Mapping[str, Any]) -> list[Tensor]:
     except InvalidWeightsPlanError as error:
         raise UnreadableWeightsError(str(error)) from error
     if bare := [file.name for file in files if not file.tensors]:
-        raise UnreadableWeightsError(f"{bare[0]} has no safetensors tensors")
+        raise UnreadableWeightsError(f"{bare[0]} contains no tensors in safetensors format")
     return [replace(tensor, file=file.name) for file in files for tensor in file.tensors]
 
 

@@ -24,7 +24,7 @@ Rung = tuple[str, Callable[[Sequence[Tensor]], TensorSource]]
 
 @dataclass
 class LoadReport:
-    """Result of one load.
+    """Report of one load of weights.
 
     `way` is the last source used (prefetcher, files or vllm), and `bytes` is the number of bytes loaded. `wait_s` is the
     time in seconds that the loader waited for bytes, and `seconds` is the time of the whole load. `fetch` has the
@@ -52,7 +52,7 @@ _last: list[LoadReport] = []
 
 
 def begin_report() -> LoadReport:
-    """Start a new report, which becomes the latest."""
+    """Start a new report, which `describe_last` then returns."""
     _last[:] = [LoadReport()]
     return _last[0]
 
@@ -63,7 +63,7 @@ def describe_last() -> dict[str, Any]:
 
 
 class NoLoaderLeftError(RuntimeError):
-    """Every source failed. `left` contains the tensors that were not loaded."""
+    """Error after every source of weights has failed. `left` contains the tensors that were not loaded."""
 
     def __init__(self, left: Sequence[Tensor], reason: str) -> None:
         super().__init__(reason)

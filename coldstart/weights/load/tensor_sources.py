@@ -29,7 +29,7 @@ READERS = 4
 
 
 class SourceLostError(RuntimeError):
-    """A source can deliver no more bytes. The message states the reason."""
+    """Error for a source that can deliver no more bytes. The message states the reason."""
 
 
 class PrefetchSource:
@@ -72,7 +72,7 @@ class PrefetchSource:
 class FileSource:
     """Source that maps files privately. With `ahead`, background threads read their pages in the order of the tensors.
 
-    A tensor that has a digest is verified against it, because the files then replace a source with promised bytes.
+    A tensor with a digest is verified, because the files then replace a prefetcher, which delivers only verified bytes.
     """
 
     def __init__(self, paths: Mapping[str, Path], tensors: Sequence[Tensor], ahead: bool = True) -> None:
@@ -106,7 +106,7 @@ class FileSource:
         return self._maps[name]
 
     def get_fetch_stats(self) -> dict[str, Any]:
-        """Return no statistics, because nothing is fetched."""
+        """Return {}, because nothing is fetched."""
         return {}
 
     def close(self) -> None:

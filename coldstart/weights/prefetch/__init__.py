@@ -6,16 +6,16 @@ PrefetchError, the client falls back to loading from files.
 
 
 class PrefetchError(RuntimeError):
-    """The prefetcher cannot provide the bytes. The message states the reason."""
+    """Error for bytes that the prefetcher cannot provide. The message states the reason."""
 
 
 class PrefetchRefusedError(PrefetchError):
-    """The prefetcher rejected the request because of too little memory, a malformed plan or an unreadable source."""
+    """Error for a request that the prefetcher rejected: too little memory, a malformed plan or an unreadable source."""
 
 
 class PrefetchLostError(PrefetchError):
-    """No prefetcher is running, or it exited. Fetched bytes stay readable, and no more will arrive."""
+    """Error for a prefetcher that is not running or has exited. Fetched bytes stay readable, and no more will arrive."""
 
 
 class PrefetchFailedError(PrefetchError):
-    """The prefetcher gave up on fetching some bytes. The message names the file, the tensor and the offset."""
+    """Error for bytes that the prefetcher could not fetch. The message names the file, the tensor and the offset."""

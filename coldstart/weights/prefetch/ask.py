@@ -41,7 +41,7 @@ def resolve(
     offline: bool = False,
     accepts: TrustCheck | None = None,
 ) -> Wanted:
-    """Look up the model as `serve` does. Its source is `weights_from`, or else its directory, or else the hub.
+    """Look up a model as `serve` does. Its source is `weights_from`, or else the model's directory, or else the hub.
 
     Raises:
         NoBundleError: Neither a bundle nor local files provide the plan.

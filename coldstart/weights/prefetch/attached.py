@@ -105,14 +105,18 @@ class Attached:
         try:
             self._channel.send({"op": operation})
         except OSError as error:
-            raise PrefetchLostError("the prefetcher has ended") from error
+            raise PrefetchLostError(
+                f"cannot send {operation!r} to the prefetcher: the prefetcher has exited"
+            ) from error
         return self._receive()
 
     def _receive(self) -> dict[str, Any]:
         """Return the next response, after recording the states of checks in it. Raises the error that ends the connection."""
         answer = next(self._channel.iterate_replies(), None)
         if answer is None:
-            raise PrefetchLostError("the prefetcher has ended or does not answer")
+            raise PrefetchLostError(
+                "cannot fetch the weights: the prefetcher has exited or closed the connection"
+            )
         if "refused" in answer:
             raise PrefetchRefusedError(str(answer["refused"]))
         for first, stop in answer.get("ready", ()):

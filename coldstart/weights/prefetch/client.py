@@ -34,7 +34,7 @@ from coldstart.weights.prefetch import (
     layout,
 )
 from coldstart.weights.prefetch.attached import ANSWER_S, Attached
-from coldstart.weights.prefetch.sources import name_weights, normalise
+from coldstart.weights.prefetch.sources import name_weights, normalize
 
 __all__ = [
     "Attached",
@@ -65,7 +65,7 @@ def attach(
     pace: PacedFetch | None = None,
     directory: Path | None = None,
 ) -> Attached:
-    """Take a lease on the weights of `plan`, request the tensors `names`, and return the lease.
+    """Acquire a lease on the weights of `plan`, request the tensors `names`, and return the lease.
 
     The prefetcher also reads and verifies the files of a local directory, but clients map the files themselves: the page
     cache is the shared copy.
@@ -87,7 +87,7 @@ def attach(
     def ask() -> Attached:
         channel = _ask(source, plan, names, directory, pace)
         try:
-            return Attached(channel, plan_layout, wanted, normalise(source))
+            return Attached(channel, plan_layout, wanted, normalize(source))
         except BaseException:
             channel.close()
             raise
@@ -139,7 +139,8 @@ def set_pace(pace: PacedFetch, *, directory: Path | None = None) -> dict[str, An
 def request(operation: str, *, directory: Path | None = None, **more: Any) -> list[dict[str, Any]]:
     """Send an operation ("status", "stop" or "pace") to each running prefetcher, and return the responses.
 
-    "stop" returns after the prefetchers have exited. One that does not respond within ANSWER_S seconds counts as exited.
+    "stop" returns after the prefetchers have exited. A prefetcher that does not respond within ANSWER_S seconds counts as
+    exited.
     """
     answers = list[dict[str, Any]]()
     for path in list_sockets(directory):
@@ -155,7 +156,7 @@ def request(operation: str, *, directory: Path | None = None, **more: Any) -> li
 
 
 def list_sockets(directory: Path | None = None) -> list[Path]:
-    """Return the sockets of all prefetchers of this user."""
+    """Return the socket paths of all prefetchers of this user."""
     return sorted((directory or paths.runtime_dir()).glob("prefetch-*.socket"))
 
 
@@ -168,7 +169,7 @@ def _place(source: str, plan: Mapping[str, Any], directory: Path | None) -> Path
     try:
         return (
             directory or paths.runtime_dir()
-        ) / f"prefetch-{name_weights(normalise(source), _encode(plan))}.socket"
+        ) / f"prefetch-{name_weights(normalize(source), _encode(plan))}.socket"
     except (ColdstartError, OSError) as error:
         raise PrefetchError(f"cannot find a directory for the prefetcher's socket: {error}") from error
 
@@ -185,7 +186,7 @@ def _ask(
     environment = {key: value for key, value in os.environ.items() if key.startswith(_HANDED_ON)}
     message = {
         "op": "attach",
-        "source": normalise(source),
+        "source": normalize(source),
         "environment": environment,
         "pace": None if pace is None else asdict(pace),
         "early": early,
@@ -201,7 +202,9 @@ def _ask(
         channel.send(message, (body,))
     except OSError as error:
         channel.close()
-        raise PrefetchLostError("the prefetcher has ended") from error
+        raise PrefetchLostError(
+            "cannot send the request to the prefetcher: the prefetcher has exited"
+        ) from error
     finally:
         os.close(body)
     return channel

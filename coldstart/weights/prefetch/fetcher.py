@@ -1,7 +1,7 @@
 """Fetch of the weights of one source and plan: the streams that serve all leases, and the memory that they fill.
 
-Each stream is a thread: it takes the next run of checks, reads and verifies its bytes, writes them to the shared memory
-and records the result. Unverified bytes stay in the thread's own buffer.
+Each stream is a thread: it takes the next run of checks (byte ranges with digests), reads and verifies its bytes, writes
+them to the shared memory and records the result. Unverified bytes stay in the thread's own buffer.
 
 Invariant: leases never request more bytes than the memory budget. A request that does not fit is rejected as a whole.
 """
@@ -44,7 +44,7 @@ _ERRORS_KEPT = 20
 
 
 class WrongBytesError(Exception):
-    """The fetched bytes of check `number` do not match the plan. The message names the file, and the tensor or the bytes."""
+    """Error for bytes that do not match the digest of check `number`. The message names the file and the tensor or bytes."""
 
     def __init__(self, number: int, check: Check) -> None:
         what = f"there are wrong bytes in bytes {check.start} to {check.end}"
@@ -55,7 +55,7 @@ class WrongBytesError(Exception):
 
 
 class NoMemoryError(RuntimeError):
-    """The machine has too little memory for the fetched bytes. The source itself works."""
+    """Error for a machine with too little memory for the fetched bytes. The source itself works."""
 
 
 def open_source(address: str, environment: Mapping[str, str]) -> RangeSource:
@@ -180,7 +180,7 @@ class Fetcher:
         return not any(waits) and (bool(waits) or pace.served)
 
     def document(self) -> dict[str, Any]:
-        """Return the source, the bytes, the errors, and the times of the first and last byte in seconds on CLOCK_MONOTONIC."""
+        """Return the source, byte counts, errors, and the times of the first and last byte (in seconds, CLOCK_MONOTONIC)."""
         seconds, wanted = (self._ended or 0.0) - (self._began or 0.0), self.board.wanted_bytes
         return {
             "source": redact(self.address),
@@ -201,7 +201,7 @@ class Fetcher:
         }
 
     def note(self, error: str) -> None:
-        """Append an error for `document`, unless it repeats the previous one."""
+        """Add an error to those that `document` returns, unless it repeats the previous error."""
         if not self._errors or self._errors[-1] != error:
             self._errors.append(error)
 

@@ -64,10 +64,10 @@ def headers(address: str, environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class HttpSource:
-    """Files below a base address, or at the address that `locate` returns (RFC 9110, section 14).
+    """Source that requests byte ranges of files below a base address, or at the address that `locate` returns for a file.
 
-    A server that supports ranges responds with status 206 and the requested Content-Range. Any other response is
-    rejected.
+    A server that supports ranges responds with status 206 and the requested Content-Range. Any other response is rejected
+    (RFC 9110, section 14).
     """
 
     def __init__(

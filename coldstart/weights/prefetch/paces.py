@@ -28,7 +28,7 @@ class TokenBucket:
     level: float = 0.0
 
     def take(self, size: int, now: float) -> None:
-        """Take tokens for `size` received bytes."""
+        """Consume tokens for `size` received bytes."""
         self._fill(now)
         if self.rate is not None:
             self.level -= size
@@ -65,13 +65,13 @@ class FetchPace:
         self._first = self._last = 0.0
 
     def change(self, rate: float | None) -> None:
-        """Set the rate, even for streams that are waiting now."""
+        """Set the rate, which also applies to streams that are waiting now."""
         with self._changed:
             self._bucket.change(rate, monotonic())
             self._changed.notify_all()
 
     def take(self, size: int) -> None:
-        """Take tokens for `size` received bytes and wait for the rate limit."""
+        """Consume tokens for `size` received bytes, and wait for the rate limit."""
         now = monotonic()
         with self._changed:
             self._first = self._first or now

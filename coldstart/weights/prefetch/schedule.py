@@ -40,7 +40,7 @@ class Board:
         self.wanted_bytes = self.ready_bytes = 0
 
     def request(self, numbers: Iterable[int]) -> None:
-        """Plan those checks that were not requested before, and failed ones again."""
+        """Schedule the checks `numbers` that were not requested before, and the failed checks among them again."""
         for number in numbers:
             if self.states[number] == CheckState.UNWANTED:
                 self.wanted_bytes += self.layout.size([number])
@@ -49,7 +49,7 @@ class Board:
                 self.reasons.pop(number, None)
 
     def list_new(self, numbers: Iterable[int]) -> list[int]:
-        """Return those of `numbers` that no lease has requested so far."""
+        """Return the checks in `numbers` that no lease has requested so far."""
         return [number for number in numbers if self.states[number] == CheckState.UNWANTED]
 
     def mark(self, numbers: Iterable[int], state: CheckState, reason: str = "") -> None:
@@ -62,11 +62,11 @@ class Board:
                 self.reasons[number] = reason
 
     def list_ready(self, numbers: Iterable[int] | None = None) -> list[int]:
-        """Return those of `numbers` (None: of all) whose bytes are verified and readable."""
+        """Return the checks in `numbers` (None: all checks) whose bytes are verified and readable."""
         return self._list(numbers, CheckState.READY)
 
     def list_idle(self, numbers: Iterable[int] | None = None) -> list[int]:
-        """Return those of `numbers` (None: of all) that are waiting to be fetched."""
+        """Return the checks in `numbers` (None: all checks) that are waiting to be fetched."""
         return self._list(numbers, CheckState.IDLE)
 
     def _list(self, numbers: Iterable[int] | None, state: CheckState) -> list[int]:

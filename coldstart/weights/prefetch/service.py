@@ -42,7 +42,7 @@ from coldstart.weights.prefetch import PrefetchRefusedError
 from coldstart.weights.prefetch.fetcher import Fetcher
 from coldstart.weights.prefetch.paces import FetchPace
 from coldstart.weights.prefetch.schedule import Board, Lease, join
-from coldstart.weights.prefetch.sources import name_weights, normalise
+from coldstart.weights.prefetch.sources import name_weights, normalize
 
 _LOCK_TIMEOUT_S = 10.0
 # Interval in seconds at which the process checks whether clients have disconnected.
@@ -84,7 +84,7 @@ class Service:
             return self.clients > 0 or time.monotonic() - self._quiet_since < idle_s
 
     def adopt(self, connection: socket.socket) -> None:
-        """Serve a connection in a new thread, or close the connection if it belongs to another user."""
+        """Serve a client's connection in a new thread, or close the connection if the client belongs to another user."""
         if not peers.is_trusted_peer(connection):
             connection.close()
             return
@@ -107,7 +107,7 @@ class Service:
 
         Raises PrefetchRefusedError if this process fetches different weights.
         """
-        address = normalise(source)
+        address = normalize(source)
         if self.fetcher is None:
             self.fetcher = Fetcher(
                 address,

@@ -22,15 +22,15 @@ Count = Callable[[int], None]
 
 
 class SourceUnavailableError(Exception):
-    """The source did not respond or closed the connection. A retry may succeed."""
+    """Error for a source that did not respond or closed the connection. A retry may succeed."""
 
 
 class SourceTooSlowError(SourceUnavailableError):
-    """The source sends fewer bytes per second than the minimum. It is not retried immediately."""
+    """Error for a source that sends fewer bytes per second than the minimum. The read is not retried immediately."""
 
 
 class SourceUnusableError(Exception):
-    """The source responds with a permanent error: no such file, no byte ranges, a different size or no permission."""
+    """Error for a permanent failure of a source: a missing file, no byte ranges, a different size or no permission."""
 
 
 class RangeSource(Protocol):
@@ -62,7 +62,7 @@ def is_local(address: str) -> bool:
     return address.partition("://")[0] not in SCHEMES
 
 
-def normalise(address: str) -> str:
+def normalize(address: str) -> str:
     """Return the address in the prefetcher's form: an absolute path for a directory, otherwise without a trailing slash."""
     return str(paths.expand_user(address).absolute()) if is_local(address) else address.rstrip("/")
 
@@ -73,7 +73,7 @@ def name_weights(address: str, plan: bytes) -> str:
 
 
 def redact(address: str) -> str:
-    """Return the address for use in messages, without a login and without the query, which may be a signature."""
+    """Return the address for use in messages: without user, password and query, which may contain a signature."""
     return address if is_local(address) else redact_url(address)
 
 
@@ -96,9 +96,9 @@ class LocalSource:
             os.posix_fadvise(descriptor, start, len(buffer), os.POSIX_FADV_WILLNEED)
             got = os.preadv(descriptor, [buffer], start)
         except OSError as error:
-            raise SourceUnusableError(f"{path}: {error.strerror}") from error
+            raise SourceUnusableError(f"cannot read {path}: {error.strerror}") from error
         if not got:
-            raise SourceUnusableError(f"{path} became shorter while it was read")
+            raise SourceUnusableError(f"{path} was truncated while it was read")
         count(got)
         return got
 
@@ -137,9 +137,9 @@ class ObjectSource:
         try:
             data = memoryview(obstore.get_range(self._store, path, start=start, length=len(buffer)))
         except (FileNotFoundError, PermissionError, PermissionDeniedError, UnauthenticatedError) as error:
-            raise SourceUnusableError(f"{path}: {str(error).splitlines()[0]}") from error
+            raise SourceUnusableError(f"cannot read {path}: {str(error).splitlines()[0]}") from error
         except Exception as error:  # any other error of obstore: the network or the server
-            raise SourceUnavailableError(f"{path}: {str(error).splitlines()[0]}") from error
+            raise SourceUnavailableError(f"cannot read {path}: {str(error).splitlines()[0]}") from error
         count(len(data))
         if len(data) != len(buffer):
             raise SourceUnusableError(f"{path} ends before byte {start + len(buffer)} of {size}")

@@ -146,7 +146,10 @@ def _check(home: Path, kinds: Mapping[str, str], endpoint: str | None = None, at
 
 
 def test_every_status_of_the_hub(tmp_path: Path) -> None:
-    named = {str(status): f"the hub answered {status} {HTTPStatus(status).phrase}" for status in STATUSES}
+    named = {
+        str(status): f"the hub returned HTTP status {status} {HTTPStatus(status).phrase}"
+        for status in STATUSES
+    }
     _check(tmp_path, named)
 
 
@@ -156,7 +159,7 @@ def test_every_refusal_that_the_hub_explains(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_hub_that_answers_slowly(tmp_path: Path) -> None:
-    _check(tmp_path, dict.fromkeys(SLOW, "the hub does not answer"), at_once=18)
+    _check(tmp_path, dict.fromkeys(SLOW, "the hub does not respond"), at_once=18)
 
 
 def test_a_branch_that_moved_starts_at_the_cached_commit_if_the_download_is_refused(tmp_path: Path) -> None:
@@ -196,7 +199,7 @@ def test_a_branch_is_recorded_for_a_start_without_the_hub(tmp_path: Path) -> Non
     for name in ("model.safetensors", "tokenizer.json"):
         (snapshot.parent / OTHER / name).write_bytes(b"\2\0\0\0\0\0\0\0{}")
     outcomes, said = _start(tmp_path, [("new", "main")], "http://127.0.0.1:9")
-    assert outcomes == [{"path": str(snapshot.parent / OTHER)}] and "does not answer" in said
+    assert outcomes == [{"path": str(snapshot.parent / OTHER)}] and "does not respond" in said
 
 
 def test_no_hub_is_asked_when_a_start_is_offline(tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def test_load_leaves_no_descriptor_and_no_thread(path: Path, take: int) -> None:
         (lambda files: files.append(dict(files[0])), "occurs twice"),
         (
             lambda files: files[0].update(tensors=[], chunks=files[0]["chunks"][:1]),
-            "has no safetensors tensors",
+            "contains no tensors in safetensors format",
         ),
         (lambda files: files[0].pop("tensors"), "required field `tensors`"),
     ],

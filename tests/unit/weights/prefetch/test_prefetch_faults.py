@@ -129,4 +129,4 @@ def test_load_continues_from_files_when_the_prefetcher_is_killed(
         assert view == weights.data[tensor.file][tensor.offset : tensor.end]
     assert [tensor for tensor, _ in found] == tensors and report.way == "files"
     (fallback,) = report.fallbacks
-    assert "the prefetcher has ended" in fallback.reason
+    assert "the prefetcher has exited" in fallback.reason
