@@ -40,7 +40,7 @@ _NAMES_TEXT = """
 """
 _NAMES = frozenset(_NAMES_TEXT.split())
 # Variables of these families that do not affect what a template builds: file paths, logs and counters, addresses (a template
-# has one rank and no connection), and variables that the server reads again after the fork (vllm/engine/renewal.py).
+# has one rank and no connection), and variables that the server reads again after the fork (`reapply_environment`).
 _IRRELEVANT = re.compile(
     r"VLLM_CACHE_ROOT|TORCHINDUCTOR_CACHE_DIR|TRITON_CACHE_DIR|FLASHINFER_WORKSPACE_BASE|DG_JIT_CACHE_DIR"
     r"|VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR|VLLM_RPC_BASE_PATH"

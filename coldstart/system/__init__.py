@@ -1,1 +1,1 @@
-"""Operating system and hardware: paths, processes, devices, versions, trust, time. It knows nothing of models or servers."""
+"""Operating system and hardware: paths, processes, devices, versions, trust and time. Models and servers are out of scope."""

@@ -75,7 +75,7 @@ def locate_record(kind: str, place: Path) -> Path:
 
 
 def record_directory(kind: str, place: Path, made_by: str) -> None:
-    """Record the creator `made_by`, and the fingerprint of each entry of `place` by its relative path. Raises OSError."""
+    """Record the state of each entry of `place` by its relative path, and the creator `made_by`. Raises OSError."""
     document = {
         "made_by": made_by,
         "entries": {name: _fingerprint_entry(status) for name, status in _walk_entries(place)},
@@ -85,7 +85,7 @@ def record_directory(kind: str, place: Path, made_by: str) -> None:
 
 
 def read_record(kind: str, place: Path, made_by: str) -> Mapping[str, Sequence[int]]:
-    """Return the recorded fingerprints of the entries of `place`, or none if there is no record by the creator `made_by`."""
+    """Return the recorded states of the entries of `place`, or none if `made_by` has not recorded any."""
     try:
         known = canonical.read_json(locate_record(kind, place))
         return dict(known["entries"]) if known["made_by"] == made_by else {}

@@ -86,7 +86,7 @@ def _hash_files(files: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def find_mismatch(directory: Path, subject: str) -> str | None:
-    """Return why the template or snapshot in `directory` cannot be used here, or None. The reason calls it `subject`."""
+    """Return why the template or snapshot in `directory`, which the message calls `subject`, is unusable here, or None."""
     try:
         recorded = msgspec.json.decode(read_regular(directory / ABOUT), type=Fingerprint)
     except (OSError, ValueError, msgspec.MsgspecError):

@@ -50,7 +50,7 @@ class PythonEnvironment:
     constraint: Path | None = None
 
     def run_python(self, *arguments: str, quiet: bool = True) -> tuple[str, str | None]:
-        """Run this environment's Python. Return its output (if `quiet`), and the last error line, or None on success."""
+        """Run Python in this environment. Return its output (if `quiet`), and its last error line if it fails, else None."""
         output = subprocess.PIPE if quiet else sys.stderr
         done = subprocess.run(
             [self.python, *arguments], stdout=output, stderr=subprocess.PIPE, text=True, check=False
@@ -72,7 +72,7 @@ class PythonEnvironment:
 
 
 def find_extras(module: str) -> list[str]:
-    """Return the names of the extras that provide the top-level module `module`, leaving out those that no command needs."""
+    """Return the names of the extras that provide the top-level module `module`, except extras that no command needs."""
     distribution = canonicalize_name(module)
     try:
         names = _list_extras()

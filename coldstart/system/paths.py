@@ -138,8 +138,8 @@ def compiled_dir() -> Path:
 def runtime_dir(socket_path_bytes: int = 0) -> Path:
     """Return the directory for sockets, owned by this user with mode 0700. Create it if it is missing.
 
-    It is below XDG_RUNTIME_DIR or the temporary directory. If those are not private, not writable, or too long for a
-    socket path, it is elsewhere.
+    It is below XDG_RUNTIME_DIR or the temporary directory, or elsewhere if those are not private, not writable, or too
+    long for a socket path.
 
     Args:
         socket_path_bytes: Length of the longest socket path below the directory that another program binds, in bytes.
@@ -160,7 +160,7 @@ def temporary_dir(socket_path_bytes: int = 0) -> Path:
 
 
 def describe_other_runtime_dir() -> str | None:
-    """Return why sockets are not in XDG_RUNTIME_DIR and where they are instead, or None if they are there."""
+    """Return the reason why sockets are not in XDG_RUNTIME_DIR, and their directory, or None if they are in XDG_RUNTIME_DIR."""
     for wanted in _list_xdg():
         with suppress(UsageError):  # if a socket is needed, the error gives the reasons
             if (place := runtime_dir()).parent != wanted.parent:

@@ -30,12 +30,11 @@ class TimelineRecording:
     timeline: Timeline = field(default_factory=Timeline)
 
     def save_start(self) -> None:
-        """Read the timeline of a ready server and save it or, if `save_to` is None, end the recording.
+        """Read the timeline of a ready server and save it or, if `save_to` is None, stop recording.
 
         Raises:
             OSError, ValueError: The spans cannot be read or saved. If `save_to` is None, read errors are ignored, because
-                a
-                full disk that truncates spans must not end a server.
+                a full disk that truncates spans must not end a server.
         """
         try:
             self.timeline = Timeline.read(self.events)

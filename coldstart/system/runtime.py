@@ -68,10 +68,9 @@ def _normalize_name(distribution: str) -> str:
 
 
 def read_torch_build() -> dict[str, str]:
-    """Return `__version__` (including its local part), `cuda` and `hip` from the installed torch's version.py.
+    """Return `__version__` (including its local part), `cuda` and `hip` from the installed torch's version.py, if defined.
 
-    Those that it does not define are omitted. The wheel's metadata may lack the local part ("+cpu", "+cu128"), which
-    determines the kernels.
+    The wheel's metadata may lack the local part ("+cpu", "+cu128"), which determines the kernels.
     """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:

@@ -144,7 +144,7 @@ def list_secret_values(environment: Mapping[str, str]) -> list[str]:
 
 
 def select_harmless(environment: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
-    """Return those variables in `names` that are set and not secret, either by name or by the format of their value."""
+    """Return the variables in `names` that are set and not secret, either by name or by the format of their value."""
     chosen = {name: environment[name] for name in names if name in environment and not is_secret_name(name)}
     return {name: value for name, value in chosen.items() if redact_text(value, environment) == value}
 
@@ -181,7 +181,7 @@ def read_key(file: Path) -> str:
     if not key or not key.isprintable():
         raise UsageError(
             f"cannot read a key from {file}: expected one line of ASCII",
-            hint="the file must contain only the key",
+            hint="store only the key in the file",
         )
     return key
 

@@ -74,7 +74,7 @@ class LineReader:
         self._descriptor, self._unread = descriptor, b""
 
     def read(self) -> list[dict[str, Any]] | None:
-        """Return the lines that have arrived, or None at the end of the pipe. Blocks only if the pipe does."""
+        """Return the lines that have arrived, or None at the end of the pipe. If the pipe is blocking, wait for data."""
         try:
             chunk = os.read(self._descriptor, 1 << 16)
         except BlockingIOError:

@@ -2,10 +2,10 @@
 
 All processes of a machine share the origin of CLOCK_MONOTONIC, so their spans need no clock synchronization. Child
 processes append one JSON line per span to the file in COLDSTART_TIMELINE_EVENTS. Each line is one write(2) on an O_APPEND
-descriptor, so lines never mix.
+descriptor, so lines are never interleaved. Launchers that run for a few milliseconds import this module. So it imports
+only os, sys and time at module level.
 
-Launchers that run for a few milliseconds import this module. So it imports only os, sys and time at module level. Chrome
-trace-event format: the "X" (complete) and "M" (metadata) events of the Trace Event Format document.
+Chrome trace-event format: the "X" (complete) and "M" (metadata) events of the Trace Event Format document.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Timeline:
 
     @property
     def origin_s(self) -> float:
-        """Return the earliest start, which is time zero in charts."""
+        """Return the earliest start of a span in seconds, which is time zero in charts."""
         return min((span.start_s for span in self.spans), default=0.0)
 
     def sum_phases(self) -> dict[str, float]:

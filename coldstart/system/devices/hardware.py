@@ -50,7 +50,7 @@ def read_cpu_fields(cpuinfo: str | None = None) -> dict[str, Scalar]:
 
 
 def read_cpu_flags() -> str:
-    """Return all flags of the processor, even those for the kernel, because a frozen process may have queried any of them."""
+    """Return all flags of the processor, even those that only the kernel uses: a frozen process may have queried any flag."""
     with Path("/proc/cpuinfo").open() as file:  # only the first processor's block
         return " ".join(sorted(_split_flags(_parse_first_block(file.read(1 << 13)))))
 

@@ -1,8 +1,9 @@
-"""Helper process that takes other processes off their CUDA devices and puts them back, with the driver's checkpoints.
+"""Helper process that suspends and restores the CUDA state of other processes with the driver's checkpoint functions.
 
-It initializes the driver once and has no context, so it uses no device memory. It answers each line `STEP PID...` on its
-standard input with one line of JSON: for each PID, the name of the driver's error (empty after a success) and the state
-of the process (None if the driver does not report it). It exits at the end of its input. `parking` decides on the steps.
+It initializes the driver once and has no context, so it uses no device memory. For each line `STEP PID...` on its
+standard input, it prints one line of JSON: for each PID, the name of the driver's error (empty after a success) and the
+state of the process (None if the driver does not report it). It exits at the end of its input. `parking` decides on the
+steps.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class LockArguments(ctypes.Structure):
 
 
 class Driver:
-    """Calls of the CUDA driver that act on other processes. Raises OSError or AttributeError for a driver that lacks them."""
+    """Functions of the CUDA driver that act on other processes. Raises OSError or AttributeError if the driver lacks them."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(LIBRARY)
@@ -38,7 +39,7 @@ class Driver:
             step: getattr(self._library, f"cuCheckpointProcess{name}") for step, name in STEPS.items()
         }
         if error := self._name(self._library.cuInit(0)):
-            raise OSError(f"the CUDA driver cannot be initialized: {error}")
+            raise OSError(f"cannot initialize the CUDA driver: {error}")
 
     def perform(self, step: str, pid: int) -> tuple[str, int | None]:
         """Perform one step on one process.

@@ -1,4 +1,4 @@
-"""Take all processes of an engine off their devices and put them back, as one operation that succeeds or is undone.
+"""Move the GPU state of all processes of an engine to host memory and back, as one operation that succeeds or is undone.
 
 All processes are locked before the first one is checkpointed, and all are restored before the first one continues,
 because a rank that runs alone waits for the others. The driver keeps the state of each process. A step that fails, or
@@ -30,15 +30,15 @@ _UNDO_ATTEMPTS = 3
 
 
 class StepError(Exception):
-    """A step failed, or the helper exited or did not respond."""
+    """Error for a step that failed, or for a helper process that exited or did not respond."""
 
 
 class ParkingError(Exception):
-    """The processes are neither all parked nor all running, and none of them can be used."""
+    """Error for processes that are neither all parked nor all running. None of them can be used."""
 
 
 def find_limit(driver: str | None) -> tuple[str, str] | None:
-    """Return why a process cannot be parked with this version of the NVIDIA driver, and a hint, or None if it can."""
+    """Return the reason why this NVIDIA driver version cannot park a process, and a hint, or None if it can."""
     hint = "use the level asleep-1, or update the driver"
     if driver is None:
         return "parking needs an NVIDIA driver, and none answers", "coldstart doctor"
@@ -49,7 +49,7 @@ def find_limit(driver: str | None) -> tuple[str, str] | None:
 
 
 def find_engine_limit(given: Arguments) -> tuple[str, str] | None:
-    """Return why an engine with the vLLM arguments `given` cannot be parked, and a hint, or None if it can."""
+    """Return the reason why an engine with the vLLM arguments `given` cannot be parked, and a hint, or None if it can."""
     for name in ("nnodes", "data_parallel_size"):
         if (size := given.value(name, 1)) != 1:
             option = f"--{name}".replace("_", "-")
@@ -69,7 +69,7 @@ class Parking:
         self._is_begun = False
 
     def park(self) -> str | None:
-        """Take the processes off their devices. Return None, or why this failed; after a failure, all of them run as before.
+        """Move the processes' GPU state to host memory. Return None or the reason of a failure, after which all of them run.
 
         Raises:
             ParkingError: Both this operation and its reversal failed.
@@ -77,7 +77,7 @@ class Parking:
         return self._move(_PARK, _UNPARK)
 
     def unpark(self) -> str | None:
-        """Put the processes back on their devices. Return None, or why this failed; after a failure, all of them are parked.
+        """Move the processes' GPU state back. Return None or the reason of a failure, after which all of them are parked.
 
         Raises:
             ParkingError: Both this operation and its reversal failed.
@@ -85,7 +85,7 @@ class Parking:
         return self._move(_UNPARK, _PARK)
 
     def close(self) -> None:
-        """End the helper."""
+        """Stop the helper process."""
         if self._helper is not None:
             self._helper.kill()
             self._helper.wait()
@@ -105,7 +105,7 @@ class Parking:
                     break
                 except StepError as worse:
                     if attempt == _UNDO_ATTEMPTS - 1:
-                        raise ParkingError(f"{failed}; undoing that failed: {worse}") from worse
+                        raise ParkingError(f"{failed}; the rollback failed, too: {worse}") from worse
             return str(failed)
         return None
 
@@ -116,9 +116,9 @@ class Parking:
             if due := [pid for pid in self.pids if states[pid] == before]:
                 states |= self._ask(step, due)
             if any(states[pid] != after for pid in due):
-                raise StepError(f"{step}: the processes are in the states {states}")
+                raise StepError(f"{step}: the processes have unexpected driver states: {states}")
         if any(state != steps[-1][2] for state in states.values()):
-            raise StepError(f"the processes are in the states {states}")
+            raise StepError(f"the processes have unexpected driver states: {states}")
 
     def _ask(self, step: str, pids: Sequence[int]) -> dict[int, int | None]:
         """Make the helper perform a step, and return the state of each process after it. Raises StepError."""
@@ -135,7 +135,7 @@ class Parking:
             results = dict(zip(pids, _read(self._helper), strict=True))
         except (OSError, ValueError) as error:  # the helper exited; its response is incomplete
             self.close()
-            raise StepError(f"{step}: the helper process ended") from error
+            raise StepError(f"{step}: the helper process exited") from error
         except StepError as error:
             self.close()
             raise StepError(f"{step}: {error}") from error
@@ -164,7 +164,7 @@ def _read(helper: subprocess.Popen[bytes]) -> Any:
     line = b""
     while not line.endswith(b"\n"):
         if not select.select([helper.stdout], [], [], max(0.0, end - time.monotonic()))[0]:
-            raise StepError(f"the driver did not answer within {_STEP_S:g} s")
+            raise StepError(f"the driver did not respond within {_STEP_S:g} s")
         if not (part := helper.stdout.read(65536)):
             break
         line += part

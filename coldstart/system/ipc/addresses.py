@@ -56,7 +56,7 @@ def find_free_port(host: str = "") -> int:
         except OSError:
             if port == 0:
                 raise
-    raise AssertionError("port 0 either binds or raises")
+    raise AssertionError("unreachable: binding to port 0 succeeds or raises an error")
 
 
 def close_listening_sockets() -> int:

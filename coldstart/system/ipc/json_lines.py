@@ -31,7 +31,7 @@ _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
 class MalformedMessageError(PeerError):
-    """The other process violated the protocol."""
+    """Error for a message that violates the protocol."""
 
 
 class Channel:
@@ -47,7 +47,7 @@ class Channel:
         return self.socket.fileno()
 
     def send(self, message: Mapping[str, Any], descriptors: tuple[int, ...] = ()) -> None:
-        """Send one message, with `descriptors` attached to its first byte. Blocks. Raises OSError."""
+        """Send one message, with `descriptors` attached to its first byte, and block until it is sent. Raises OSError."""
         line = encode_message(message)
         sent = send_available(self.socket, line, descriptors)
         if sent < len(line):  # sending zero bytes would fail if the peer has closed since
@@ -72,18 +72,18 @@ class Channel:
         if not data:
             return None
         if len(self.descriptors) > _MAX_DESCRIPTORS or flags & socket.MSG_CTRUNC:
-            raise MalformedMessageError("too many descriptors")
+            raise MalformedMessageError("received too many descriptors with one message")
         *lines, self._pending = (self._pending + data).split(b"\n")
         if limit is not None and max(map(len, [*lines, self._pending])) > limit:
-            raise MalformedMessageError(f"a line exceeds {limit} bytes")
+            raise MalformedMessageError(f"received a line of more than {limit} bytes")
         return list(map(_parse_object, lines))
 
     def receive_request(self) -> dict[str, Any]:
-        """Wait up to PATIENCE_S seconds for a request, and return it. No second message may follow before the response.
+        """Return the next request, which must arrive within PATIENCE_S seconds and without another message after it.
 
         Raises:
-            MalformedMessageError: The request is truncated, longer than MAX_REQUEST bytes, not received in time, or followed
-                by another message.
+            MalformedMessageError: The request is truncated, longer than MAX_REQUEST bytes, not received in time, or
+                followed by another message.
         """
         deadline = time.monotonic() + PATIENCE_S
         while select.select([self.socket], [], [], max(0.0, deadline - time.monotonic()))[0]:
@@ -91,13 +91,13 @@ class Channel:
             if messages is None:
                 raise MalformedMessageError("the request is truncated")
             if len(messages) > 1 or (messages and self._pending):
-                raise MalformedMessageError("more than one request")
+                raise MalformedMessageError("received more than one request")
             if messages:
                 return messages[0]
-        raise MalformedMessageError(f"no request within {PATIENCE_S:g} s")
+        raise MalformedMessageError(f"received no request within {PATIENCE_S:g} s")
 
     def iterate_replies(self) -> Iterator[dict[str, Any]]:
-        """Yield messages until the connection ends. Blocks."""
+        """Yield messages until the connection ends. The iterator blocks until the next message arrives."""
         while (messages := self.receive(None)) is not None:
             yield from messages
 
@@ -107,7 +107,7 @@ class Channel:
         Raises MalformedMessageError if there is none.
         """
         if not self.descriptors:
-            raise MalformedMessageError("a descriptor is missing")
+            raise MalformedMessageError("received a message without the required descriptor")
         return self.descriptors.popleft()
 
     def close(self) -> None:
@@ -142,9 +142,9 @@ def _parse_object(line: bytes) -> dict[str, Any]:
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise MalformedMessageError(f"a line is not JSON: {error}") from error
+        raise MalformedMessageError(f"received a line that is not JSON: {error}") from error
     if not isinstance(message, dict):
-        raise MalformedMessageError("a line is not a JSON object")
+        raise MalformedMessageError("received a line that is not a JSON object")
     return message
 
 
@@ -175,13 +175,13 @@ def read_body(descriptor: int) -> tuple[bytes, bytes]:
     """Read the two parts of a sealed memfd, and close the memfd. Raises MalformedMessageError for any other descriptor."""
     try:
         if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
-            raise MalformedMessageError("the descriptor is not sealed")
+            raise MalformedMessageError("the received memfd is not sealed")
         size = os.fstat(descriptor).st_size
         if size > MAX_BODY:
-            raise MalformedMessageError(f"the body is too large: {size} bytes")
+            raise MalformedMessageError(f"the received memfd is too large: {size} bytes")
         head, _, rest = os.pread(descriptor, size, 0).partition(b"\n")
     except OSError as error:
-        raise MalformedMessageError(f"the descriptor is not a memfd: {error.strerror}") from error
+        raise MalformedMessageError(f"the received descriptor is not a memfd: {error.strerror}") from error
     finally:
         os.close(descriptor)
     return head, rest

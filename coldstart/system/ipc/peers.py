@@ -18,7 +18,7 @@ _PAUSE_S = 0.1
 
 
 class PeerError(RuntimeError):
-    """The other process is not running, or belongs to another user."""
+    """Error for a process that is not running, or that belongs to another user."""
 
 
 class Listener:
@@ -73,7 +73,7 @@ class Listener:
         self._reserve = _open_reserve()
 
     def close(self) -> None:
-        """Close the socket. Its path remains."""
+        """Close the socket without removing its path."""
         self.socket.close()
         if self._reserve is not None:
             os.close(self._reserve)

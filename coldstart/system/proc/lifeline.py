@@ -37,7 +37,7 @@ def die_as_a_group() -> None:
 
 
 def die_with_supervisor() -> None:
-    """Apply `die_with_parent` if this process was given its supervisor's PID. Exit at once if the supervisor has exited."""
+    """Apply `die_with_parent`. Exit at once if the supervisor named in the environment is no longer the parent process."""
     die_with_parent()
     supervisor = os.environ.pop(SUPERVISOR_ENV, None)
     if supervisor is not None and os.getppid() != int(supervisor):

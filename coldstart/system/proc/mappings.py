@@ -40,9 +40,10 @@ def map_memory(
     offset: int = 0,
     is_shared: bool = True,
 ) -> int:
-    """Map `size` bytes of a file, or private memory if no file is given, and return the address. `at` replaces a mapping.
+    """Map `size` bytes of a file, or private memory if no file is given, and return the address.
 
-    Writes to a file that is mapped with `is_shared` false change only the pages of this process.
+    If `at` is set, memory is mapped at this address and replaces the mapping there. Writes to a file that is mapped with
+    `is_shared` false change only the pages of this process.
 
     Raises:
         OSError: The kernel refuses the mapping.

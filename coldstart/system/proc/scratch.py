@@ -121,7 +121,7 @@ def remove_dead_below(base: Path, prefix: str = "") -> None:
 
 
 def remove_dead(base: Path, prefix: str, patience_s: float = 0.0) -> list[str]:
-    """Remove the directories of dead processes, and return the PIDs of living owners. The caller holds the lock of `base`."""
+    """Remove the directories of dead processes, and return the PIDs of live owners. The caller holds the lock of `base`."""
     owners = []
     for directory in filter(Path.is_dir, base.glob(f"{prefix}*")):
         if (lock := files.try_lock(directory / _LOCK)) is not None:

@@ -110,7 +110,7 @@ def _read_mapped_chunk(address: int) -> int:
 
 
 def publish(regions: Iterable[Region]) -> tuple[int, Places]:
-    """Move regions into a new sealed file. Return its descriptor, and the places of the regions in it. Raises OSError."""
+    """Move regions into a new sealed file. Return its descriptor and each region's range in the file. Raises OSError."""
     descriptor, places, end = (
         os.memfd_create("coldstart-shared", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING),
         {},

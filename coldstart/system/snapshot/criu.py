@@ -37,7 +37,7 @@ def find_command() -> list[str]:
 
 
 def explain_unavailable() -> str | None:
-    """Return why processes cannot be checkpointed or restored here, or None if they can."""
+    """Return the reason why processes cannot be checkpointed or restored here, or None if they can."""
     found = _find_missing_requirement()
     return found[0] if found else None
 

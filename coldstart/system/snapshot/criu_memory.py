@@ -45,7 +45,7 @@ _OPTIONAL = frozenset({"madv", "fdflags", "size", "compat_nr_pages", "in_parent"
 
 
 class UnknownImageError(ValueError):
-    """The images have an unknown format. They were not changed."""
+    """Error for images in an unknown format. The images were not changed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Checkpoint images of processes that have imported the runtime: location, permission to read them, and removal.
 
-Each interpreter with its package versions has one image without a model (launch/runtime_snapshot.py), below the cache
-root. So does each bundle whose engine was checkpointed here (materialize/freeze.py).
+Each interpreter with its package versions has one image without a model, below the cache root. Each bundle whose engine
+was checkpointed here has one image with its model (launch/process_snapshot.py).
 
 An image is memory that will run as this user. So it is read only on the machine that created it, from a directory of this
 user with mode 0700 whose files are unchanged (file_state.py). fingerprint.py checks whether it fits the installed
