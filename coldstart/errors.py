@@ -1,4 +1,4 @@
-"""Errors that users can meet, and the exit codes of the command line.
+"""Errors that are reported to users, and the exit codes of the command line.
 
 Every error states what failed, on which object and why. `hint` is a command or a value that the user can type, if there
 is one.
@@ -31,7 +31,7 @@ __all__ = [
 
 
 class CommandFailedError(ColdstartError):
-    """Failed check or command: an invalid bundle, a regression, a server that exited (exit code 1).
+    """Error for a failed check or command: an invalid bundle, a regression, or a server that exited (exit code 1).
 
     `is_final` is true if another start with the same arguments would fail in the same way.
     """
@@ -41,13 +41,13 @@ class CommandFailedError(ColdstartError):
 
 
 class UsageError(ColdstartError):
-    """Invalid arguments or configuration (exit code 2)."""
+    """Error for invalid arguments or configuration (exit code 2)."""
 
     exit_code = ERROR
 
 
 class LaunchRefusedError(RuntimeError):
-    """Failure of one start mode, with the reason. The launcher then tries the next mode."""
+    """Error for a start mode that cannot be used, with the reason. The launcher then tries the next mode."""
 
     def __init__(self, reason: str, hint: str | None = None) -> None:
         super().__init__(reason)
@@ -55,12 +55,12 @@ class LaunchRefusedError(RuntimeError):
 
 
 class NoBundleError(ColdstartError):
-    """No bundle has the key, or none is compatible (exit code 3)."""
+    """Error for a key without a bundle or without a compatible bundle (exit code 3)."""
 
     exit_code = NO_BUNDLE
 
 
 class AuthRequiredError(ColdstartError):
-    """Missing authentication at the hub, or network access that --offline forbids (exit code 4)."""
+    """Error for missing authentication at the hub, or for network access that --offline forbids (exit code 4)."""
 
     exit_code = AUTH_REQUIRED

@@ -12,7 +12,7 @@ _UNITS |= {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def parse_size(size: object) -> int:
-    """Return the bytes of an integer or of text such as "14GiB".
+    """Return the number of bytes that an integer or a text such as "14GiB" specifies.
 
     Raises:
         UsageError: `size` is negative, a float, or text that is not a size.
@@ -26,7 +26,7 @@ def parse_size(size: object) -> int:
 
 
 def require_unit(size: object, setting: str, *, hint: str) -> None:
-    """Raise UsageError if a memory limit without a unit is too small for any model. `setting` names it in the error."""
+    """Raise UsageError if a memory limit without a unit is too small for any model. The error calls the limit `setting`."""
     if str(size).strip().isdigit() and 0 < int(str(size)) < _UNITS["MiB"]:
         raise UsageError(f"{setting}: no model fits in {size} bytes; the unit may be missing", hint=hint)
 

@@ -27,7 +27,7 @@ def main() -> int:
     """Run the steps and return the exit code of the first that fails."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--model", default="tiny-llama", help="Alias, repository id or directory of the model."
+        "--model", default="tiny-llama", help="Alias, repository ID or directory of the model."
     )
     parser.add_argument("--runs", default="1", help="Number of starts of each mode.")
     parser.add_argument(

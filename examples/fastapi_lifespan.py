@@ -1,7 +1,7 @@
 """A FastAPI application with a vLLM server inside: `python examples/fastapi_lifespan.py --port 8080`.
 
-The server starts before the application accepts requests and stops with it. POST /complete is passed on to vLLM. Needs
-fastapi, httpx and uvicorn, which vLLM installs too.
+The server starts before the application accepts requests, and stops with the application. POST /complete forwards a
+completion request to vLLM. The example needs fastapi, httpx and uvicorn, which are installed with vLLM.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ app = FastAPI(lifespan=lifespan)
 
 @app.get("/mode")
 def get_mode(request: Request) -> dict[str, object]:
-    """Return how the model server was started."""
+    """Return the start mode of the model server."""
     server: api.Server = request.app.state.server
     return {"mode": server.mode, "pid": server.pid, "fallbacks": [str(one) for one in server.fallbacks]}
 
 
 @app.post("/complete")
 async def complete(request: Request) -> Response:
-    """Pass a completion request on."""
+    """Forward a completion request to vLLM."""
     headers = {"Content-Type": "application/json"}
     client: httpx.AsyncClient = request.app.state.client
     answer = await client.post("/v1/completions", content=await request.body(), headers=headers)

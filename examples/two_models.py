@@ -53,13 +53,13 @@ def bundles() -> None:
     ]
     codes = [process.wait() for process in made]
     if any(codes):
-        raise SystemExit("a bundle could not be made; its own error is above")
+        raise SystemExit("cannot build a bundle; its error is printed above")
     print(f"bundles of {' and '.join(MODELS)}: {time.monotonic() - began:.0f} s, once", flush=True)
 
 
 @contextmanager
 def host(memory: str) -> Iterator[tuple[str, int]]:
-    """Run the host; yield its address and its process id."""
+    """Start the host, and yield its address and process ID."""
     command = [COLDSTART, "host", *MODELS, "--memory", memory, "--port", "0", "--quiet", "--", *ARGS]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:

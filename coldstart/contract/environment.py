@@ -1,8 +1,8 @@
 """All environment variables that coldstart reads: name, type, default and meaning. Standard library only.
 
-A Variable is a string, its own name, so it can be a key of any environment mapping. Invariant: no other module contains a
-name that begins with COLDSTART_ or reads a third-party variable that is not listed here. docs/_tools/environment.py
-generates the reference page from this table.
+A Variable is a string with the name of the variable, so it can be a key of any environment mapping. Invariant: no other
+module contains a name that begins with COLDSTART_ or reads a third-party variable that is not listed here.
+docs/_tools/environment.py generates the reference page from this table.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Variable(_Name["T"]):
     def __new__(
         cls, name: str, parse: Callable[[str], T], default: T, audience: Audience, about: str
     ) -> Variable[T]:
-        """Create a variable. `default` applies if it is unset or empty."""
+        """Create a variable. `default` is the value if the variable is unset or empty, and `about` is the description."""
         variable = super().__new__(cls, name)
         variable._parse, variable.default, variable.audience, variable.about = parse, default, audience, about
         variable.kind = parse.__name__.lstrip("_")

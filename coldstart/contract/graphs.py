@@ -1,4 +1,4 @@
-"""What an engine process does with CUDA graphs, the KV cache and compiled code, and the worker's RPC methods for it."""
+"""Tasks of an engine process for CUDA graphs, the KV cache and compiled code, and the worker's RPC methods for them."""
 
 from __future__ import annotations
 

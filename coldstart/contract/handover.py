@@ -20,11 +20,11 @@ MAX_MESSAGE_BYTES = 1 << 16
 
 
 class HandoverError(ValueError):
-    """Invalid handover message, which is malformed or has a wrong signature."""
+    """Error for a handover message that is malformed or has a wrong signature."""
 
 
 class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="pin"):
-    """Request to hold the KV cache of the running request with the external ID `request`.
+    """Request to retain the KV cache of the running request with the external ID `request`.
 
     `digest` is the digest of the first `tokens` token IDs of that request. The server rejects the message if they differ.
     """
@@ -35,7 +35,7 @@ class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="pin"):
 
 
 class Pull(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="pull"):
-    """Request to fetch the KV cache of `tokens` tokens, which the source server holds under the ID `pin` until its lease ends.
+    """Request to fetch the KV cache of `tokens` tokens, which the source server retains as `pin` until its lease ends.
 
     `ranks` contains the (host, port) of the source's data port for each pipeline rank. `secret` authenticates both ends
     of these connections. `shape` identifies the KV layout, which must be equal on both servers.

@@ -12,26 +12,26 @@ class GraphError(Exception):
 
 
 class GraphRefusedError(GraphError):
-    """A graph cannot be recorded or restored: kernels or memory are missing, or a relocation would be unsafe."""
+    """Error for a graph that cannot be recorded or restored, for example because kernels or memory are missing."""
 
 
 class AlteredTableError(GraphError):
-    """The stored graph files are corrupt: their bytes or types differ from those that were sealed."""
+    """Error for corrupt graph files, whose bytes or types differ from those that were sealed."""
 
     code = "CS-GRAPH-ALTERED"
 
 
 class NotProvenError(GraphError):
-    """The graphs in the bundle have not been verified, or their verification failed."""
+    """Error for graphs that have not been verified or that failed verification."""
 
     code = "CS-GRAPH-UNPROVEN"
 
 
 class DriverError(GraphError):
-    """A call to the CUDA driver, CUPTI or their Python bindings failed."""
+    """Error for a failed call to the CUDA driver, CUPTI or their Python bindings. `result` is the error code, if any."""
 
-    def __init__(self, call: str, result: object) -> None:
-        super().__init__(f"{call} returned {result}")
+    def __init__(self, message: str, result: object = None) -> None:
+        super().__init__(message)
         self.result = result
 
 

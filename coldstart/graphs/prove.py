@@ -66,13 +66,13 @@ def prove(restorer: Restorer, workload: Workload, seeds: Sequence[int] = (1, 2))
             held.append(captured := restorer.framework.capture(key))
             workload.prepare(key, seeds[0])
             if restorer.framework.consumes_random(captured):
-                raise NotProvenError("the graph consumes random numbers")
+                raise NotProvenError("cannot verify the graph: it consumes random numbers")
             graph = Replayable(restorer.driver, restorer.framework, captured.executable)
             first, again = (_hash_outputs("captured", workload, key, seeds, graph) for _ in range(2))
             if first != again:
-                raise NotProvenError("two replays of the captured graph differ")
+                raise NotProvenError("cannot verify the graph: two replays of the captured graph differ")
             if first != digests:
-                raise NotProvenError("restored outputs differ from captured ones")
+                raise NotProvenError("the outputs of the restored and captured graph differ")
             proof.proven.append(key)
         except GraphError as error:
             proof.failed[key] = str(error)
@@ -91,7 +91,7 @@ def _hash_outputs(
             graph.driver.synchronize()
             found.append(sha256(workload.observe(key)))
         except GraphError as error:
-            raise NotProvenError(f"the {form} graph with seed {seed}: {error}") from error
+            raise NotProvenError(f"cannot replay the {form} graph with seed {seed}: {error}") from error
     return found
 
 

@@ -127,7 +127,7 @@ class Restorer:
 
     def _load_library(self, digest: str | None) -> int:
         if digest is None:
-            raise GraphRefusedError("its binary is unknown")
+            raise GraphRefusedError("the binary of the kernel is unknown")
         return self.driver.load_library(read_by_digest(self.directory / KERNELS, digest))
 
     # --- building ------------------------------------------------------------------------------------

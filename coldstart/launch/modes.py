@@ -70,7 +70,7 @@ class StartMode:
     def find_missing(self, start: ServerStart) -> Reason | None:
         """Return what this start lacks for the mode, such as a template, or None.
 
-        Raises LaunchRefusedError if the check fails.
+        Raises LaunchRefusedError if a check fails.
         """
         return None
 

@@ -44,7 +44,7 @@ _RESTORED = ("graphs", "compile")
 
 
 class ProofFailedError(CommandFailedError):
-    """The test start failed. `unused` contains the sections that it replaced with a fallback."""
+    """Error for a failed test start. `unused` contains the bundle sections that the start did not use."""
 
     def __init__(self, message: str | Sequence[str], unused: Sequence[str] = ()) -> None:
         super().__init__(message)

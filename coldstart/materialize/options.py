@@ -46,5 +46,5 @@ class Options:
 
     @property
     def sections(self) -> tuple[str, ...]:
-        """Names of the bundle sections to build."""
+        """Return the names of the bundle sections to build."""
         return tuple(name for name in SECTIONS if name != "graphs" or self.graphs)

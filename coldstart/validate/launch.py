@@ -34,11 +34,11 @@ READY_FILE_TIMEOUT_S = 30.0
 
 
 class ModeUnavailableError(Exception):
-    """This machine cannot run the start mode. The message states the reason."""
+    """Error for a start mode that this machine cannot run. The message states the reason."""
 
 
 class ServerExitedError(CommandFailedError):
-    """The server exited before it was stopped. `status` is its exit status."""
+    """Error for a server that exited before it was stopped. `status` is its exit status."""
 
     def __init__(self, mode: str, status: int, log_tail: str) -> None:
         super().__init__(
@@ -78,7 +78,7 @@ class RunFiles:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Command line of a server, and the variables to add to the environment of this process."""
+    """Command line of a server, and the environment variables to set for it in addition to those of this process."""
 
     argv: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class Launcher(Protocol):
     def writes_ready_file(self) -> bool: ...
 
     def prepare(self) -> None:
-        """Prepare the runs, such as by starting a template.
+        """Prepare for the runs, for example by starting a template.
 
         Raises ModeUnavailableError, CommandFailedError, NoBundleError.
         """
@@ -151,7 +151,7 @@ class LaunchedServer:
         return _read_ready_file(self.files.ready) if self.launcher.writes_ready_file else {}
 
     def processes(self) -> list[psutil.Process]:
-        """Return those processes created by this start that are still running."""
+        """Return the processes created by this start that are still running."""
         server_pid = _read_ready_file(self.files.ready).get("pid") if self.files.ready.exists() else None
         if isinstance(server_pid, int):
             self.tree.adopt(server_pid)
@@ -241,7 +241,7 @@ def explain_slow_path(readiness: Mapping[str, object]) -> list[str]:
 def _read_ready_file(path: Path) -> dict[str, object]:
     try:
         if not isinstance(value := canonical.read_json(path), dict):
-            raise ValueError("it is not a JSON object")
+            raise ValueError("expected a JSON object")
     except ValueError as error:
         raise CommandFailedError(
             f"the server wrote an invalid ready file: {describe_reason(error)}", hint="run `coldstart doctor`"

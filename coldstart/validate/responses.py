@@ -57,7 +57,7 @@ class ServerResponses:
 def collect_responses(launcher: Launcher, directory: Path, settings: PromptSettings) -> ServerResponses:
     """Start a server, collect its responses, and stop it even after an error.
 
-    Raises ServerExitedError, and CommandFailedError if the server returns no token in time or does not answer a request.
+    Raises ServerExitedError, and CommandFailedError if the server returns no token in time or a request fails.
     """
     prompts, max_tokens = settings.prompts, settings.max_tokens
     with run_server(launcher, directory) as server:
@@ -126,7 +126,7 @@ class Divergence:
 
 
 def find_divergence(actual: Response, expected: Response) -> Divergence | None:
-    """Return where two responses differ, in characters if one has no token IDs, or None if they are equal."""
+    """Return the first divergence of two responses, in characters if one has no token IDs, or None if they are equal."""
     by_tokens = actual[0] and expected[0]
     pair = (actual[0], expected[0]) if by_tokens else (actual[1], expected[1])
     for position, (one, two) in enumerate(zip_longest(*pair)):

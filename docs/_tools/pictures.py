@@ -27,7 +27,7 @@ WIDTH, HEIGHT, MARGIN, SETTLE_S = 1000, 860, 12, 2.0
 
 
 def main() -> None:
-    """Write each picture in a light and a dark colour scheme."""
+    """Write each picture in a light and a dark color scheme."""
     python = chromium.find_python()
     if python is None:
         sys.exit("error: there is no Chromium\nhint: tests/tools/fetch-chromium.sh")

@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def locate(path: Path) -> Path:
-    """Return the path of a file of the repository below build/pages. The start page stands for README.md."""
+    """Return the path of a file of the repository below build/pages. README.md becomes the start page."""
     inside = path.relative_to(DOCS if path.is_relative_to(DOCS) else ROOT)
     return PAGES / MOVED.get(str(inside), inside)
 

@@ -40,9 +40,9 @@ def bindings() -> Any:
         driver = import_module("cuda.bindings.driver")
         version = str(import_module("cuda.bindings").__version__)
     except ImportError as error:
-        raise DriverError("import cuda.bindings", f"{error}: coldstart install gpu") from error
+        raise DriverError(f"cannot import cuda.bindings: {error}; run `coldstart install gpu`") from error
     if int(version.split(".")[0]) < OLDEST:
-        raise DriverError("import cuda.bindings", f"{version} is too old: coldstart install gpu")
+        raise DriverError(f"cuda.bindings {version} is too old; run `coldstart install gpu`")
     return driver
 
 
@@ -51,9 +51,9 @@ def call(function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         error, *values = function(*arguments)
     except RuntimeError as missing:  # cuda-bindings found no driver library or no entry point
-        raise DriverError(function.__name__, missing) from missing
+        raise DriverError(f"cannot call {function.__name__}: {missing}") from missing
     if int(error) != 0:
-        raise DriverError(function.__name__, error.name)
+        raise DriverError(f"{function.__name__} failed: {error.name}", error.name)
     return values[0] if len(values) == 1 else tuple(values)
 
 
@@ -102,7 +102,7 @@ class CudaDriver:
         get = ctypes.CDLL("libcuda.so.1").cuGraphGetEdges_v2
         result = get(ctypes.c_void_p(graph), sources, targets, data, ctypes.byref(count))
         if result:
-            raise DriverError("cuGraphGetEdges", result)
+            raise DriverError(f"cuGraphGetEdges failed: CUDA error {result}")
 
     def kind(self, node: int) -> Any:
         return call(self.d.cuGraphNodeGetType, self.d.CUgraphNode(node))
@@ -181,7 +181,7 @@ class CudaDriver:
             if error.name == "CUDA_ERROR_INVALID_VALUE":
                 return tuple(out)
             if int(error):
-                raise DriverError("cuFuncGetParamInfo", error.name)
+                raise DriverError(f"cuFuncGetParamInfo failed: {error.name}")
             out.append((int(span[0]), int(span[1])))
 
     def _function_attributes(self, handle: Any) -> tuple[tuple[int, int], ...]:
@@ -238,7 +238,7 @@ class CudaDriver:
             move(target, at, width)
             error, node = add(handle, None, 0, params)
             if error:
-                raise DriverError("cuGraphAddKernelNode", error.name)
+                raise DriverError(f"cuGraphAddKernelNode failed: {error.name}")
             out.append(node)
         return out
 

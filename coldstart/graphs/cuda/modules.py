@@ -100,7 +100,7 @@ def library() -> ctypes.CDLL:
     for name in candidates():
         with suppress(OSError):
             return ctypes.CDLL(name)
-    raise DriverError("dlopen libcupti", "not found: coldstart install gpu")
+    raise DriverError("cannot find libcupti; run `coldstart install gpu`")
 
 
 class ModuleWatch:
@@ -122,7 +122,7 @@ class ModuleWatch:
     def _call(self, name: str, *arguments: Any) -> None:
         result = getattr(self._cupti, name)(*arguments)
         if result:
-            raise DriverError(name, result)
+            raise DriverError(f"{name} failed: CUPTI error {result}")
 
     def _notice(self, _: object, domain: int, number: int, data: int) -> None:
         if (domain, number) == (RESOURCE, MODULE_LOADED):

@@ -99,7 +99,9 @@ def test_graphs_over_memory_that_moves_are_refused_and_the_others_proven(
         offline.run_offline_phase(tmp_path, Rounds(here, steps=STEPS, step=_moving("semaphore", at)))
     )
     assert sorted(found.graphs) == sorted(KEYS[1:]) and list(found.refused) == KEYS[:1]
-    assert all("restored outputs differ" in reason for reason in found.refused.values())
+    assert all(
+        "outputs of the restored and captured graph differ" in reason for reason in found.refused.values()
+    )
     with pytest.raises(NotProvenError, match="no graph could be verified"):
         offline.run_offline_phase(tmp_path / "all", Rounds(here, steps=STEPS, step=_moving("table", at)))
 

@@ -57,7 +57,7 @@ def test_one_graph_that_cannot_be_built_is_captured_and_named(here: Here, rounds
         def instantiate(graph: int) -> int:
             built.append(graph)
             if len(built) == len(SHAPE.sizes):
-                raise DriverError("cuGraphInstantiate", "OUT_OF_MEMORY")
+                raise DriverError("cuGraphInstantiate failed: OUT_OF_MEMORY")
             return real(graph)
 
         model.driver.instantiate = instantiate  # type: ignore[method-assign]
