@@ -113,12 +113,12 @@ class Bundle:
 
     @cached_property
     def name(self) -> str:
-        """Return the name of the model, from the index if it is listed there, otherwise from the manifest."""
+        """Return the model name from the index entry, or from the manifest if the entry does not contain it."""
         return self.descriptor.annotations.get(oci.NAME) or self.manifest.provenance.model_name
 
     @cached_property
     def key_digest(self) -> str:
-        """Return the digest of the key, from the index if it is listed there, otherwise from the manifest."""
+        """Return the digest of the key from the index entry, or from the manifest if the entry does not contain it."""
         return self.descriptor.annotations.get(oci.KEY) or self.manifest.key.digest
 
     @property

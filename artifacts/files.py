@@ -80,7 +80,7 @@ def create_file(path: Path, mode: int) -> BinaryIO:
 
 
 def open_regular(path: str | Path) -> BufferedReader:
-    """Open a regular file for reading, as `open_descriptor` does."""
+    """Open a regular file for reading. Raises the errors of `open_descriptor`."""
     return os.fdopen(open_descriptor(path), "rb")
 
 

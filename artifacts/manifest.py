@@ -31,7 +31,7 @@ _SUFFIX: Mapping[Encoding, str] = {"json": "+json", "tar.zst": ".tar+zstd"}
 
 @dataclass(frozen=True, slots=True)
 class SectionType:
-    """Type of a bundle section. `version` is the version that this coldstart writes and the newest that it can read."""
+    """Type of a bundle section. `version` is the version that this coldstart version writes, and the newest that it reads."""
 
     name: str
     version: int

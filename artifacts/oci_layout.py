@@ -1,8 +1,8 @@
 """Sources from which bundles are copied, and the OCI image layout on disk (oci-layout, index.json, blobs/sha256).
 
-A layout is one kind of source; an archive, a registry and the hub are others. The receiver verifies every byte. Readers
-take no lock and write nothing. Writers publish blobs, then manifests, then the index, so each index entry is complete and
-durable.
+A layout is one type of source; the other sources are archives, registries and the hub. The receiver verifies every byte.
+Readers take no lock and write nothing. Writers publish blobs, then manifests, then the index, so each index entry is
+complete and durable.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class _Exposure(NamedTuple):
 
 
 def describe_exposure(status: os.stat_result, *, allow_sticky: bool = True) -> str | None:
-    """Return why other users could change the file with this stat result (its owner or its mode), or None if they cannot.
+    """Return the reason why other users could change a file with this stat result (its owner or mode), or None.
 
     If `allow_sticky` is set, a sticky directory owned by root, such as /tmp, is allowed: only the owner of an entry can
     remove it.
@@ -43,7 +43,7 @@ def describe_exposure(status: os.stat_result, *, allow_sticky: bool = True) -> s
 
 
 def describe_path_exposure(path: Path) -> str | None:
-    """Return why other users could change or replace `path`, or None if they cannot. If it is missing, check its parents."""
+    """Return the reason why other users could change or replace `path`, or None. If it is missing, check its parents."""
     try:
         exposure = _find_exposure(path)
     except OSError as error:
@@ -54,7 +54,7 @@ def describe_path_exposure(path: Path) -> str | None:
 def ensure_private_directory(path: Path) -> str | None:
     """Create `path` with mode 0700 if it is missing.
 
-    Return why it is not a private directory of this user, or None if it is.
+    Return the reason if it is not a private directory of this user, else None.
     """
     try:
         files.create_private_directory(path)

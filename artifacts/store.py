@@ -1,7 +1,7 @@
 """Bundle store: an OCI image layout that several processes can read and write at the same time.
 
-Readers need no write permission and take no lock. The versions of a model name increase, and remain until they are
-pruned.
+Readers need no write permission and take no lock. The versions of a model name have increasing numbers, and are kept
+until they are pruned.
 """
 
 from __future__ import annotations

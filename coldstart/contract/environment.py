@@ -246,7 +246,7 @@ _FORMS = (
 
 
 def is_service_variable(name: str, value: str) -> bool:
-    """Return whether this name and value are those of a variable that Kubernetes injects for a service."""
+    """Return whether Kubernetes injects a variable with this name and value for a service."""
     import re  # slow to import, and every process of a start imports this module
 
     return any(re.fullmatch(names, name) and re.fullmatch(form, value) for names, form in _FORMS)

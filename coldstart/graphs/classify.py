@@ -39,7 +39,7 @@ COMMON = np.dtype([("a", "<u8"), ("b", "<u8"), ("size", "<u8")])
 
 
 class Memory:
-    """Memory of both processes. `regions` are those of the second process, and relocations refer to them by index."""
+    """Memory of both processes. `regions` are the regions of the second process, and relocations refer to them by index."""
 
     def __init__(self, a: Snapshot, b: Snapshot) -> None:
         self._a, self._b = a, b

@@ -69,7 +69,7 @@ def _body(image: bytes, row: tuple[int, ...]) -> bytes:
     if row[1] in (0, 8):
         return b""
     if row[4] + row[5] > len(image):
-        raise ValueError("a section extends beyond the end of the file")
+        raise ValueError("an ELF section extends beyond the end of the file")
     return image[row[4] : row[4] + row[5]]
 
 

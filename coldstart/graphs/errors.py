@@ -16,7 +16,7 @@ class GraphRefusedError(GraphError):
 
 
 class AlteredTableError(GraphError):
-    """Error for corrupt graph files, whose bytes or types differ from those that were sealed."""
+    """Error for graph files that were corrupted or changed after they were sealed."""
 
     code = "CS-GRAPH-ALTERED"
 

@@ -150,7 +150,7 @@ def number_allocations(events: Iterable[AllocationEvent]) -> Array:
 
 
 def drop_aliases(regions: Iterable[SymbolRegion]) -> list[SymbolRegion]:
-    """Return the non-empty regions by address, without those that overlap an earlier region (views of one storage)."""
+    """Return the non-empty regions by address, except regions that overlap an earlier region (views of one storage)."""
     kept: list[SymbolRegion] = []
     end = 0
     for region in sorted((r for r in regions if r.size), key=lambda r: (r.base, -r.size, r.symbol)):

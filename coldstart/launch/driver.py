@@ -45,7 +45,7 @@ def run(
 
 
 def start(request: ServeRequest) -> Server:
-    """Plan and start a server. Return it when it has generated a token.
+    """Plan and start a server, and return it after it has generated its first token.
 
     The server is killed when the calling process exits, whichever thread called this function.
 

@@ -42,7 +42,7 @@ def start(request: ServeRequest, plan: LaunchPlan) -> Server:
 
 
 def find_mode(request: ServeRequest, plan: LaunchPlan) -> tuple[str, list[Fallback]]:
-    """Return the mode that `start` would try first, and why it would skip each faster mode. Nothing is started."""
+    """Return the mode that `start` would try first, and the reason for each skipped faster mode. Nothing is started."""
     one, skipped = ServerStart(request, plan, timeline.now()), list[Fallback]()
     for mode in modes.list_attempts(request.mode):
         if (why := _find_obstacle(mode, one)) is None:

@@ -17,7 +17,7 @@ _EVERY_ADDRESS = ("", "0.0.0.0", "::")
 
 
 def choose_address(host: str | None, port: int | None, vllm_args: Arguments) -> list[str]:
-    """Return the vLLM arguments for the listening address: loopback, unless the user or `vllm_args` specify another one.
+    """Return the vLLM arguments for the listening address: loopback, unless the user or `vllm_args` specify another address.
 
     Port 0 is replaced with a free port, so that the port is known before the server starts.
     """

@@ -57,7 +57,7 @@ class StartMode:
     is_untested_on_gpu: bool = False
 
     def find_limit(self, start: ServerStart | None = None) -> Reason | None:
-        """Return why this machine or vLLM build does not support the mode, or None if it does.
+        """Return the reason why this machine or vLLM build does not support the mode, or None if it does.
 
         If `start` is given, also check its bundle and templates.
 
@@ -201,7 +201,7 @@ class ParkedMode(TemplateMode):
     """Mode that starts a server from an engine whose GPU state the driver has moved to host memory."""
 
     def find_limit(self, start: ServerStart | None = None) -> Reason | None:
-        """Return why the mode is unavailable, for example because the driver is too old, or None if it is available."""
+        """Return the reason why the mode is unavailable, such as a driver that is too old, or None."""
         if not runtime.targets_cpu():
             from coldstart.system.devices import nvml, parking
 
@@ -214,7 +214,7 @@ class SnapshotMode(StartMode):
     """Mode that restores a process image of the bundle's engine: a CRIU image on the CPU, a `vllm snapshot` on a GPU."""
 
     def find_limit(self, start: ServerStart | None = None) -> Reason | None:
-        """Return why the mode is unavailable, such as a machine that cannot run `vllm snapshot`, or None if it is available."""
+        """Return the reason why the mode is unavailable, such as a missing tool for `vllm snapshot`, or None."""
         if not runtime.targets_cpu():
             from coldstart.vllm import gpu_starts
 
@@ -359,12 +359,12 @@ def list_permitted(results: Sequence[Probe]) -> dict[str, bool]:
 
 
 def list_reasons() -> dict[str, Reason]:
-    """Return, by mode name, why the installed vLLM does not support the mode. Supported modes are omitted."""
+    """Return the reason why the installed vLLM does not support a mode, by mode name. Supported modes are omitted."""
     return {mode.name: why for mode in LADDER if (why := mode.find_limit()) is not None}
 
 
 def find_criu_limit(mode: StartMode) -> Reason | None:
-    """Return why CRIU cannot run on this machine if the mode needs it, with the hint of `coldstart doctor`, or None."""
+    """Return the reason why CRIU cannot run here if the mode needs it, with the hint of `coldstart doctor`, or None."""
     from coldstart.system import probes
 
     if (

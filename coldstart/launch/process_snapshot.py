@@ -52,7 +52,7 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -
     """Start a template for `plan`, and dump it to the existing directory `out`.
 
     Returns:
-        Why restored processes cannot share the image's memory, or None if they can.
+        The reason why restored processes cannot share the image's memory, or None if they can.
 
     Raises:
         CommandFailedError: CRIU is unavailable, or the template or the dump failed.

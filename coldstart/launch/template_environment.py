@@ -108,7 +108,7 @@ def select_relevant(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def find_difference(recorded: Mapping[str, str], wanted: Mapping[str, str], what: str) -> str | None:
-    """Return why `what`, built with the variables `recorded`, does not fit the environment `wanted`, or None if it fits."""
+    """Return the reason why `what`, built with the variables `recorded`, does not fit the environment `wanted`, or None."""
     start = select_relevant(wanted)
     for name in sorted({*recorded, *start}):
         if recorded.get(name) != start.get(name):

@@ -96,7 +96,7 @@ def list_templates(root: Path | None = None) -> Iterator[RunningTemplate]:
 
 
 def find_incompatibility(template: RunningTemplate, plan: LaunchPlan) -> str | None:
-    """Return why this template cannot fork a server for `plan`, or None if it can.
+    """Return the reason why this template cannot fork a server for `plan`, or None if it can.
 
     The installed files and the relevant environment variables must be the same as when the template was started.
     """

@@ -69,7 +69,7 @@ class RestoredServer:
 
 
 def find_missing(start: ServerStart) -> Limit | None:
-    """Return why this start cannot restore a snapshot, with a hint, or None if it can."""
+    """Return the reason why this start cannot restore a snapshot, with a hint, or None if it can."""
     lookup, given = start.request.lookup, start.plan.vllm_args
     model = lookup.model
     if limit := gpu_starts.find_snapshot_limit(given, model.repo_id, model.revision, os.environ):

@@ -16,7 +16,7 @@ from coldstart.system import runtime
 
 
 def explain_no_graphs(vllm_args: Arguments) -> str | None:
-    """Return why an engine with these arguments has no CUDA graphs to record, or None if it has any."""
+    """Return the reason why an engine with these arguments has no CUDA graphs to record, or None if it has any."""
     if runtime.targets_cpu():
         return "the installed vLLM runs on the CPU, which has no CUDA graphs to materialize"
     if vllm_args.value("enforce_eager") not in (None, False):

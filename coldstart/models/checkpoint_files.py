@@ -153,7 +153,7 @@ def _read_weight_map(path: Path) -> dict[str, str]:
 
 
 def select_files(directory: Path, files: Sequence[Path]) -> list[Path]:
-    """Return those weight files of a directory that its index names, as vLLM does, or all if it names none of them."""
+    """Return the weight files that the directory's index names, as vLLM does, or all weight files if the index names none."""
     safe = bool(files) and files[0].suffix == ".safetensors"
     named = set(read_index(directory).values()) if safe else set()
     return [file for file in files if file.name in named] or list(files)

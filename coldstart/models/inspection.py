@@ -208,7 +208,7 @@ def differ_in_arguments(mismatches: Iterable[Mismatch]) -> bool:
 
 
 def require_bundle(lookup: Lookup, *, bundle: bool, signed_by: TrustCheck | None = None) -> str:
-    """Return why the lookup has no bundle, or "" if it has one.
+    """Return the reason why the lookup has no bundle, or "" if it has one.
 
     Raises:
         NoBundleError: The lookup has no bundle, and `bundle` is true.

@@ -1,4 +1,4 @@
-"""Detect changes of files and directories with stat(2), without reading them, and cache what was read from files.
+"""Detect changes of files and directories with stat(2), without reading them, and cache the results of reading files.
 
 The state of a directory has the identity, owner and mode of each entry, and the size and times of each file, including
 ctime, which a process cannot set. States are recorded in the state directory, so a cache from another machine has no

@@ -175,7 +175,7 @@ def create_launchers(subject: ModelUnderTest, names: Sequence[str], work: Path) 
 
 
 def list_startup_options(arguments: Arguments) -> list[str]:
-    """Return those vLLM options that shorten a start on a GPU and that `arguments` does not set, or none for the CPU build."""
+    """Return the vLLM options that shorten a start on a GPU and that `arguments` does not set, or none for the CPU build."""
     if runtime.targets_cpu():
         return []
     graphs = [] if arguments.gives("compilation_config") else ["-cc", FULL_DECODE_ONLY]

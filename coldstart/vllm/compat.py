@@ -41,7 +41,7 @@ fallback_sources: list[Callable[[], Iterable[Fallback]]] = []
 
 
 def check(feature: Feature, load: Callable[[], object] | None = None) -> str | None:
-    """Return a sentence that states why `feature` does not support this vLLM, or None if it does.
+    """Return the reason why `feature` does not support the installed vLLM, as a sentence, or None if it does.
 
     `load` imports or calls what the feature uses; if it raises ImportError or AttributeError, that error is the reason.
     """

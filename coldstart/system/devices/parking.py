@@ -116,7 +116,7 @@ class Parking:
             if due := [pid for pid in self.pids if states[pid] == before]:
                 states |= self._ask(step, due)
             if any(states[pid] != after for pid in due):
-                raise StepError(f"{step}: the processes have unexpected driver states: {states}")
+                raise StepError(f"{step} failed: the processes have unexpected driver states: {states}")
         if any(state != steps[-1][2] for state in states.values()):
             raise StepError(f"the processes have unexpected driver states: {states}")
 
@@ -135,12 +135,12 @@ class Parking:
             results = dict(zip(pids, _read(self._helper), strict=True))
         except (OSError, ValueError) as error:  # the helper exited; its response is incomplete
             self.close()
-            raise StepError(f"{step}: the helper process exited") from error
+            raise StepError(f"{step} failed: the helper process exited") from error
         except StepError as error:
             self.close()
-            raise StepError(f"{step}: {error}") from error
+            raise StepError(f"{step} failed: {error}") from error
         if failed := [f"{error} for process {pid}" for pid, (error, _) in results.items() if error]:
-            raise StepError(f"{step}: {', '.join(failed)}")
+            raise StepError(f"{step} failed: {', '.join(failed)}")
         return {pid: state for pid, (_, state) in results.items()}
 
 

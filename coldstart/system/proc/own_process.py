@@ -37,7 +37,7 @@ def trim_heap() -> None:
 
 
 def reseed_random_state() -> None:
-    """Reseed the random generators of Python and numpy, and give multiprocessing a new key.
+    """Reseed the random generators of Python and numpy, and replace multiprocessing's authentication key.
 
     torch's generator is not changed, because vLLM seeds it with --seed in every server.
     """

@@ -56,7 +56,7 @@ def choose_engine_image_directory(runtimes: Path, bundle_digest: str) -> Path:
 
 
 def explain_unreadable(image: Path) -> str | None:
-    """Return why the image in the directory `image` must not be read, or None if it may be read."""
+    """Return the reason why the image in the directory `image` must not be read, or None if it may be read."""
     if not image.is_dir():
         return f"{image} does not exist"
     if (reason := ownership.ensure_private_directory(image)) is not None:

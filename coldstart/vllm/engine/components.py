@@ -21,10 +21,9 @@ Fallbacks = list[Fallback]
 
 
 def choose(args: Namespace) -> Fallbacks:
-    """Select our executor, worker and loader in `args` unless the user chose others.
+    """Select coldstart's executor, worker and loader in `args` unless the user chose others. Return the fallbacks to vLLM's.
 
-    Return the fallbacks to vLLM's components. If this vLLM cannot load our KV connector, the connector is removed from
-    `args`.
+    If the installed vLLM cannot load coldstart's KV connector, the connector is removed from `args`.
     """
     fallbacks: Fallbacks = []
     if args.load_format == LOAD_FORMAT and (reason := compat.check("weights")):
@@ -48,9 +47,9 @@ def choose(args: Namespace) -> Fallbacks:
 
 
 def count_supported_ranks(args: Namespace) -> int:
-    """Return the number of pipeline ranks that our worker can run, or 0 if it cannot run this server.
+    """Return the number of pipeline ranks that coldstart's worker can run, or 0 if it cannot run this server.
 
-    Our worker supports only the CPU and pipeline parallelism, and only if the user chose no other executor or worker.
+    The worker supports only the CPU and pipeline parallelism, and only if the user chose no other executor or worker.
     """
     from vllm.platforms import current_platform
 

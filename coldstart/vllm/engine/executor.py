@@ -57,7 +57,7 @@ class ColdExecutor(UniProcExecutor):
 
 
 def use_vllm_worker_if_needed(config: VllmConfig) -> None:
-    """Select vLLM's own worker if ours cannot be imported, and record the reason."""
+    """Select vLLM's own worker if coldstart's worker cannot be imported, and record the reason."""
     if config.parallel_config.worker_cls != components.WORKER:
         return
     if reason := compat.check("worker", _import_worker):

@@ -176,7 +176,7 @@ def run_task(plan: LaunchPlan) -> None:
 
 
 def prepare_process(plan: LaunchPlan) -> None:
-    """Prepare this process to run the engine. Raises SystemExit if this vLLM cannot run inside this process."""
+    """Prepare this process to run the engine. Raises SystemExit if the installed vLLM cannot run inside this process."""
     plan.install()
     start_progress.start_reporting()
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -215,7 +215,7 @@ def run(plan: LaunchPlan, out: Path, profile_s: float = profiling.BUDGET_S) -> N
 
 
 def import_or_exit() -> None:
-    """Import the runtime. Raises SystemExit with the reason if this vLLM cannot run inside this process."""
+    """Import the runtime. Raises SystemExit with the reason if the installed vLLM cannot run inside this process."""
     if reason := compat.check("start", server.import_runtime) or compat.check("offline", _import_engine):
         raise SystemExit(f"coldstart: cannot materialize: {reason}")
 

@@ -134,7 +134,7 @@ def configure_loggers(config: Any) -> None:
 
 
 def parse_args(vllm_args: Sequence[str]) -> tuple[Namespace, components.Fallbacks]:
-    """Parse vLLM arguments with vLLM's parser, choose our components, and return the arguments and the fallbacks."""
+    """Parse vLLM arguments with vLLM's parser, choose coldstart's components, and return the arguments and the fallbacks."""
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = import_cli_args().make_arg_parser(FlexibleArgumentParser())

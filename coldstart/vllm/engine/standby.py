@@ -1,7 +1,7 @@
 """Resident engine that sleeps in vLLM's sleep mode and wakes for one server at a time.
 
-At level 1, the weights stay in host memory; at level 2, they are read from the files again. Both levels free GPU memory.
-Our sleep backend does this where it is supported; otherwise, vLLM's own backend does, which is a fallback. A parked engine
+At level 1, the weights stay in host memory; at level 2, they are read from the files again. Both levels free GPU memory,
+with coldstart's sleep backend if it is supported, and otherwise with vLLM's own backend (a fallback). A parked engine
 sleeps at level 1 and has no GPU context. This process itself becomes the requested server: it wakes the engine, generates
 one token as a check, listens at the requested address, and sleeps again when the lease ends. The engine arguments of the
 request must equal those of the sleeping engine; the server arguments may differ.

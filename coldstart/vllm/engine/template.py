@@ -1,9 +1,9 @@
 """Template process that forks servers, with the runtime imported and, optionally, the engine's worker built.
 
 The template has one Python thread and no OpenMP team, because a fork copies only one thread. torch.distributed's gloo
-creates threads even for a group of one rank. These are not needed after the fork, but those of a larger group are, so
-larger groups are rejected. A forked server adopts the built worker if its configuration is the same; otherwise, it builds
-its own.
+creates threads even for a group of one rank. A forked server does not need these threads, but it would need those of a
+larger group, so larger groups are rejected. A forked server adopts the built worker if its configuration is the same;
+otherwise, it builds its own.
 """
 
 from __future__ import annotations

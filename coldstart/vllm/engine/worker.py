@@ -164,7 +164,7 @@ class ColdWorker(CPUWorker):
         self.fallbacks.append(Fallback(section, reason))
 
     def sleep(self, level: int = 1) -> None:
-        """Put the weights to sleep with our sleep backend if it was chosen, else with vLLM's, which supports only GPUs."""
+        """Release the memory of the weights with coldstart's sleep backend if it was chosen, else with vLLM's (GPU only)."""
         if self.model_config.sleep_mode_backend == SLEEP_BACKEND:
             self.sleep_mode_backend.suspend(level)
         else:

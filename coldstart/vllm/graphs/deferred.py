@@ -143,8 +143,8 @@ def split_items(items: Sequence[CaptureItem]) -> tuple[list[CaptureItem], list[C
 async def capture_remaining(engine: Any) -> None:
     """Make the workers of a serving engine capture their remaining graphs. Log errors, and never raise them.
 
-    Each capture runs between two steps. It waits for an idle engine for up to QUIET_TIMEOUT_S seconds, and afterwards
-    leaves the engine to requests for as long as the capture took.
+    Each capture runs between two steps. It waits for an idle engine for up to QUIET_TIMEOUT_S seconds. After a capture,
+    requests can run without captures for as long as the capture took.
     """
     agreed, left = True, 1
     try:

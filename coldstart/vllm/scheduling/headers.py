@@ -1,6 +1,6 @@
 """Store the headers of the HTTP request that vLLM's API server is handling in the current task, for `--deadline-classes`.
 
-vLLM loads the middleware through `--middleware`, even if it does not use our engine client.
+vLLM loads the middleware through `--middleware`, even if it does not use coldstart's engine client.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class IncompatibleVllmError(RuntimeError):
 
 
 def require_support(config: Any) -> None:
-    """Raise IncompatibleVllmError if this vLLM or its configuration does not support PolicyScheduler."""
+    """Raise IncompatibleVllmError if PolicyScheduler does not support the installed vLLM or its configuration."""
     if reason := compat.check("scheduler") or find_unsupported(config):
         raise IncompatibleVllmError(f"{reason.removesuffix('.')}; serve with --scheduler fcfs")
 

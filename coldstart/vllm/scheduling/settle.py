@@ -1,4 +1,4 @@
-"""Fall back to vLLM's own scheduler if PolicyScheduler does not support this vLLM or its configuration."""
+"""Fall back to vLLM's own scheduler if PolicyScheduler does not support the installed vLLM or its configuration."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Client of the prefetcher: attach to weights, start a fetch early, and query the status.
 
-An open socket is the lease, and its end reports the death of the other side. Bytes of `Attached.file` are valid after
-`wait` has returned for them. The mapping is private, so no other process sees what is written to it, and it outlives the
-prefetcher. This module uses only the standard library.
+An open socket is the lease, and closes when the other process exits. Bytes of `Attached.file` are valid after `wait` has
+returned for them. The mapping is private, so no other process sees what is written to it, and it outlives the prefetcher.
+This module uses only the standard library.
 """
 
 from __future__ import annotations

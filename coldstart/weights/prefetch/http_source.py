@@ -90,14 +90,14 @@ class HttpSource:
                     filled += got
                     count(got)
         except http_client.SlowServerError as error:
-            raise SourceTooSlowError(f"{redact(first)}: {error.message}") from error
+            raise SourceTooSlowError(f"cannot fetch {redact(first)}: {error.message}") from error
         except RemoteUnreachableError as error:
             if not filled:
-                raise SourceUnavailableError(f"{redact(first)}: {error.message}") from error
+                raise SourceUnavailableError(f"cannot fetch {redact(first)}: {error.message}") from error
         except ForbiddenError as error:
             raise SourceUnusableError(error.message) from error
         if not filled:
-            raise SourceUnavailableError(f"{redact(first)}: the response is empty")
+            raise SourceUnavailableError(f"cannot fetch {redact(first)}: the response is empty")
         return filled
 
     def close(self) -> None:

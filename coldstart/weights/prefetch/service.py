@@ -4,8 +4,8 @@ One thread per client handles its requests in order. An open connection is a lea
 when it has had no clients for the idle timeout.
 
 A file lock selects the process that serves. The kernel releases the lock when the process exits, so a socket without a
-held lock is stale and is replaced. A process that does not get the lock exits when the holder serves, and its client
-reconnects. The holder removes the socket, the lock and the log when it exits.
+held lock is stale and is replaced. A process that does not get the lock exits once the lock holder serves, and its client
+connects to the holder. The holder removes the socket, the lock and the log when it exits.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ def test_driver_that_does_not_answer_is_given_up_and_undone(
     # The second process never gets its turn, and the first is unlocked in its place.
     device.plan(order=[first, first])
     monkeypatch.setattr(parking, "_STEP_S", 1.0)
-    assert engine.park() == "lock: the driver did not respond within 1 s"
+    assert engine.park() == "lock failed: the driver did not respond within 1 s"
     assert device.calls() == [("lock", first), ("unlock", first)] and device.states() == [RUNNING] * 2
 
 

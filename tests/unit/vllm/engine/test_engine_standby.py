@@ -208,7 +208,7 @@ def test_parked_engine_returns_to_its_device_for_a_server_and_only_sleeps_when_t
     # Restored too early, the engine stays parked, and the next start succeeds.
     waiting.wait_until(lambda: state.read_text() == parked)
     fail(0)
-    with pytest.raises(server_process.ServerExitedError, match="restore: CUDA_ERROR_UNKNOWN"):
+    with pytest.raises(server_process.ServerExitedError, match="restore failed: CUDA_ERROR_UNKNOWN"):
         serve()
     assert state.read_text() == parked
     second = serve()
@@ -220,6 +220,6 @@ def test_parked_engine_returns_to_its_device_for_a_server_and_only_sleeps_when_t
     third = serve()
     assert resident.stages[-1] == "wake the engine" and resident.ask() == text
     (fallback,) = third.report["fallbacks"]
-    assert fallback["section"] == "parked" and "checkpoint: CUDA_ERROR_UNKNOWN" in fallback["reason"]
+    assert fallback["section"] == "parked" and "checkpoint failed: CUDA_ERROR_UNKNOWN" in fallback["reason"]
     assert _end(third) == 0
     waiting.wait_until(lambda: state.read_text() == parked)
