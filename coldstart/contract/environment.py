@@ -109,7 +109,7 @@ SLEEP_MEMORY_BYTES = _user(
     "SLEEP_MEMORY_BYTES",
     number(0),
     -1.0,
-    "Host memory for the weights of sleeping engines in bytes, all together; default: half of the memory.",
+    "Total host memory in bytes for the weights of all sleeping engines; default: half of the memory.",
 )
 PREFETCH_MEMORY_BYTES = _user(
     "PREFETCH_MEMORY_BYTES",
@@ -146,7 +146,7 @@ TOKEN_REALMS = _user(
     "TOKEN_REALMS", text, "", "Additional hosts that may issue a registry's token, separated by commas."
 )
 TIMELINE_EVENTS = _user(
-    "TIMELINE_EVENTS", text, "", "File to which every process of a start appends its timeline spans."
+    "TIMELINE_EVENTS", text, "", "File to which all processes of a server start append their timeline spans."
 )
 
 # Instructions for a complete server are typed members of the launch plan (contract.plan). The variables here belong to one
@@ -159,7 +159,10 @@ READY_FD = _internal(
     "Descriptor on which a server reports the progress of its start and readiness.",
 )
 HANDOVER_KEY = _internal(
-    "HANDOVER_KEY", text, "", "Key of the messages that move the KV of a request to or from this server."
+    "HANDOVER_KEY",
+    text,
+    "",
+    "Key that signs the messages that move the KV cache of a request to or from this server.",
 )
 WEIGHTS_SOCKET = _internal(
     "WEIGHTS_SOCKET", text, "", "Socket at which a rank shares its weights with the worker that replaces it."
@@ -182,7 +185,7 @@ TERM = _foreign("TERM", "dumb: print progress as plain lines.")
 DOCKER_CONFIG = _foreign("DOCKER_CONFIG", "Directory of registry credentials; default: ~/.docker.")
 OPENAI_API_KEY = _foreign("OPENAI_API_KEY", "API key that trace-replay sends to its targets.")
 HF_HOME = _foreign(
-    "HF_HOME", "Directory of the Hugging Face Hub's downloads; default: $XDG_CACHE_HOME/huggingface."
+    "HF_HOME", "Directory of downloads from the Hugging Face Hub; default: $XDG_CACHE_HOME/huggingface."
 )
 HF_TOKEN = _foreign("HF_TOKEN", "Token for weights from the Hugging Face Hub.")
 HF_HUB_OFFLINE = _foreign("HF_HUB_OFFLINE", "1: do not use the network for the Hugging Face Hub.")
@@ -197,17 +200,19 @@ PROMETHEUS_MULTIPROC_DIR = _foreign(
     "PROMETHEUS_MULTIPROC_DIR", "Directory in which processes share counters; set for a server if unset."
 )
 VLLM_API_KEY = _foreign(
-    "VLLM_API_KEY", "API key that a vLLM server requires; without it, serve warns where others can connect."
+    "VLLM_API_KEY",
+    "API key that a vLLM server requires; without it, serve warns if other machines can connect.",
 )
 VLLM_CPU_KVCACHE_SPACE = _foreign(
     "VLLM_CPU_KVCACHE_SPACE", "Size of the CPU engine's KV cache in GiB; if set, coldstart chooses no size."
 )
 VLLM_CPU_OMP_THREADS_BIND = _foreign(
-    "VLLM_CPU_OMP_THREADS_BIND", "Cores of a CPU engine; if set, coldstart changes no core reservation."
+    "VLLM_CPU_OMP_THREADS_BIND",
+    "Cores that a CPU engine uses; if set, coldstart does not change vLLM's core reservation.",
 )
 VLLM_CPU_NUM_OF_RESERVED_CPU = _foreign(
     "VLLM_CPU_NUM_OF_RESERVED_CPU",
-    "Cores that a CPU engine leaves free; coldstart keeps a value that is set.",
+    "Number of cores that a CPU engine does not use; coldstart does not change a value that is set.",
 )
 VLLM_PP_LAYER_PARTITION = _foreign(
     "VLLM_PP_LAYER_PARTITION",
@@ -216,7 +221,7 @@ VLLM_PP_LAYER_PARTITION = _foreign(
 VLLM_CACHE_ROOT = _foreign("VLLM_CACHE_ROOT", "Directory of vLLM's cache; set for every start.")
 VLLM_SERVER_DEV_MODE = _foreign(
     "VLLM_SERVER_DEV_MODE",
-    "1: vLLM's server has routes that put it to sleep and change it; a host sets it for models with a sleeping tier.",
+    "1: enable vLLM's development routes, such as sleep; a host sets it for models with a sleeping tier.",
 )
 TORCHINDUCTOR_CACHE_DIR = _foreign(
     "TORCHINDUCTOR_CACHE_DIR", "Directory of Inductor's cache; set for every start."

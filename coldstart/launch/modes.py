@@ -285,7 +285,7 @@ class RuntimeSnapshotMode(StartMode):
 
 _NO_SLEEP = Reason(
     "vLLM's sleep mode requires a GPU: the CPU build would free no memory",
-    "use the mode template-engine: coldstart template start MODEL --level engine",
+    "use the mode template-engine: run `coldstart template start MODEL --level engine`",
 )
 STANDBY = TemplateMode(
     "standby",
@@ -303,7 +303,7 @@ TEMPLATE_ENGINE = TemplateMode(
     probes=("template",),
     gpu_limit=Reason(
         "a built GPU engine cannot be forked: CUDA does not survive a fork",
-        "coldstart template start MODEL --level runtime, which forks before CUDA is initialised",
+        "run `coldstart template start MODEL --level runtime`, which forks before CUDA is initialized",
     ),
     levels=(ENGINE,),
 )

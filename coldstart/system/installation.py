@@ -143,7 +143,7 @@ def _install_cpu_engine(environment: PythonEnvironment, report: Report) -> None:
         failure = environment.pip_install("--no-deps", f"torch=={version}+cpu", *_CPU_TORCH, quiet=True)
         if failure is not None:
             report(
-                f"no CPU build ({failure}): installing the CUDA build, 5 GB more on the disk with the same results"
+                f"no CPU build is available ({failure}): installing the CUDA build, which needs 5 GB more disk space"
             )
             environment.require_install("torch", f"torch=={version}")
     others = (one for one in needed if canonicalize_name(one.name) not in EXCLUDED_REQUIREMENTS)

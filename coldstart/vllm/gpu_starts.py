@@ -40,8 +40,8 @@ def find_missing_tool(environ: Mapping[str, str], uid: int) -> Limit | None:
     tools = ["criu", "cuda-checkpoint", "nvidia-smi", *(["sudo"] if uid else [])]
     path = environ.get("PATH")
     if missing := [tool for tool in tools if shutil.which(tool, path=path) is None]:
-        needs = "root, or sudo without a password" if missing == ["sudo"] else f"the program {missing[0]}"
-        return f"vllm snapshot needs {needs}", "install it, or coldstart serve --mode template-runtime"
+        needs = "root privileges or the program sudo" if missing == ["sudo"] else f"the program {missing[0]}"
+        return f"vllm snapshot needs {needs}", "install it, or run `coldstart serve --mode template-runtime`"
     if not (Path(environ.get(PLUGINS, "")) / "cuda_plugin.so").is_file() or not environ.get(PLUGINS):
         return (
             f"{PLUGINS} is not a directory that contains CRIU's cuda_plugin.so",

@@ -41,10 +41,10 @@ def find_limit(driver: str | None) -> tuple[str, str] | None:
     """Return the reason why this NVIDIA driver version cannot park a process, and a hint, or None if it can."""
     hint = "use the level asleep-1, or update the driver"
     if driver is None:
-        return "parking needs an NVIDIA driver, and none answers", "coldstart doctor"
+        return "parking needs an NVIDIA driver, but none responds", "coldstart doctor"
     major = driver.split(".")[0]
     if not major.isdigit() or int(major) < OLDEST_DRIVER:
-        return f"parking needs driver {OLDEST_DRIVER} or later, and this one is {driver}", hint
+        return f"parking needs driver {OLDEST_DRIVER} or later, but this driver is {driver}", hint
     return None
 
 
@@ -53,10 +53,10 @@ def find_engine_limit(given: Arguments) -> tuple[str, str] | None:
     for name in ("nnodes", "data_parallel_size"):
         if (size := given.value(name, 1)) != 1:
             option = f"--{name}".replace("_", "-")
-            return f"parking works on one engine on one host, and {option} is {size}", f"omit {option}"
+            return f"parking supports only one engine on one host, but {option} is {size}", f"omit {option}"
     if given.value("distributed_executor_backend") == "ray":
         hint = "omit --distributed-executor-backend"
-        return "parking works on one host, and Ray may place workers on others", hint
+        return "parking supports only one host, but Ray may place workers on other hosts", hint
     return None
 
 

@@ -116,7 +116,8 @@ class StandbyEngine:
             # A client that still sends when the connection closes would not receive the response.
             await asyncio.to_thread(connection.receive_request)
             _tell(
-                connection, {"error": "cannot start the server: the sleeping engine already runs another one"}
+                connection,
+                {"error": "cannot start the server: the sleeping engine already runs another server"},
             )
 
     async def _lend(self, connection: Channel) -> None:
@@ -269,7 +270,7 @@ def _use_client_environment(request: dict[str, Any], descriptors: list[int]) -> 
         yield
     finally:
         start_progress.stop_reporting()
-        report_unfit("the server ended before it was ready")  # ignored if readiness was reported
+        report_unfit("the server stopped before it was ready")  # ignored if readiness was reported
         os.environ.clear()
         os.environ.update(own)
         os.chdir(where)

@@ -47,9 +47,9 @@ class WrongBytesError(Exception):
     """Error for bytes that do not match the digest of check `number`. The message names the file and the tensor or bytes."""
 
     def __init__(self, number: int, check: Check) -> None:
-        what = f"there are wrong bytes in bytes {check.start} to {check.end}"
+        what = f"bytes {check.start} to {check.end} do not match their digest"
         if check.tensor is not None:
-            what = f"tensor {check.tensor.name!r} at offset {check.tensor.offset} has wrong bytes"
+            what = f"tensor {check.tensor.name!r} at offset {check.tensor.offset} does not match its digest"
         super().__init__(f"{check.file.name}: {what}")
         self.number = number
 
@@ -303,7 +303,7 @@ class Fetcher:
             if self._wrong[error.number] < MAX_WRONG:
                 self.note(f"{error}; fetched again")
             else:
-                self._fail([error.number], f"{error}, {MAX_WRONG} times, from {redact(self.address)}")
+                self._fail([error.number], f"{error}, after {MAX_WRONG} fetches from {redact(self.address)}")
         elif isinstance(error, NoMemoryError):
             self._fail(self.board.list_idle(), str(error))
         else:

@@ -126,11 +126,11 @@ class HttpSource:
 
 
 def _find_fault(given: Mapping[str, str], size: int, start: int, end: int) -> str:
-    """Return why the headers of a response with status 206 do not describe bytes [start, end) of a file, or "" if they do."""
+    """Return the fault if the headers of a response with status 206 do not describe bytes [start, end) of a file, or ""."""
     unit, _, rest = given.get("Content-Range", "").partition(" ")
     span, _, total = rest.partition("/")
     if unit != "bytes" or span != f"{start}-{end - 1}":
-        return f"answers with {unit[:40]} {rest[:80]!r} to a request for bytes {start}-{end - 1}"
+        return f"returned the range {unit[:40]} {rest[:80]!r} for a request of bytes {start}-{end - 1}"
     if total not in ("*", str(size)):
         return f"has {total[:40]} bytes, but the weights plan has {size}"
-    return "has a Content-Encoding" if given.get("Content-Encoding", "identity") != "identity" else ""
+    return "returned a Content-Encoding" if given.get("Content-Encoding", "identity") != "identity" else ""

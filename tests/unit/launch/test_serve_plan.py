@@ -211,7 +211,13 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
             "cannot sleep without --enable-sleep-mode",
             "--level parked -- --enable-sleep",
         ),
-        ("550.54.14", "parked", [SLEEPS], "driver 570 or later, and this one is 550.54.14", "level asleep-1"),
+        (
+            "550.54.14",
+            "parked",
+            [SLEEPS],
+            "driver 570 or later, but this driver is 550.54.14",
+            "level asleep-1",
+        ),
         ("580.1", "parked", [SLEEPS, "--nnodes", "2"], "--nnodes is 2", "omit --nnodes"),
     ],
 )

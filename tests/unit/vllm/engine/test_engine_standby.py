@@ -128,7 +128,7 @@ def test_engine_wakes_for_one_server_at_a_time_and_sleeps_again(
     assert first.report["fallbacks"] == []
     tokens, text, port = first.report["tokens"], resident.ask(), resident.port
     assert tokens != [0], "weights that are zero find every token alike, and take the first"
-    with pytest.raises(peers.PeerError, match="already runs another one"):
+    with pytest.raises(peers.PeerError, match="already runs another server"):
         resident.serve()
     resident.port = port
     # The end of the lease breaks a running answer without delay.

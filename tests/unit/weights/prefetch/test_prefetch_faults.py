@@ -51,7 +51,7 @@ def test_a_wrong_byte_is_fetched_again_and_reported(
     with client.attach(server.url, weights.plan, directory=runtime) as attached:
         check_whole(attached, weights)
         (error,) = attached.stats()["errors"]
-        assert f"{FILE}: tensor 'a.20' at offset {offset} has wrong bytes" in error
+        assert f"{FILE}: tensor 'a.20' at offset {offset} does not match its digest" in error
         assert CHUNK >= attached.stats()["refetched"] > 0
 
 
