@@ -1,4 +1,4 @@
-"""Bundle key <hardware, model, runtime, engine>: two keys have equal digests if and only if the same artifacts are valid.
+"""Bundle key <hardware, model, runtime, engine>: two keys have equal digests if and only if both fit the same artifacts.
 
 The digest is the SHA-256 of the canonical JSON of flat fields. A key contains no path, so bundles can be moved.
 """

@@ -155,7 +155,7 @@ class _BoundedReader:
 
 
 def list_members(reader: VerifiedReader, entry: Descriptor) -> list[Member]:
-    """Read a tree to its end without unpacking it, and return its members. Raises the errors of `extract_tree`."""
+    """Read a tree to its end, and return its members without unpacking them. Raises the errors of `extract_tree`."""
     return _read_tree(reader, entry, None)
 
 

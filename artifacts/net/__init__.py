@@ -1,1 +1,1 @@
-"""HTTP client with rules for secrets, redirects, sizes and timeouts. It knows nothing about bundles, registries or models."""
+"""HTTP client with rules for secrets, redirects, sizes and timeouts, which is independent of bundles, registries and models."""

@@ -85,7 +85,7 @@ class Arguments(tuple[str, ...]):
         return Arguments((*words, *self)) if words else self
 
     def append(self, *words: str) -> Arguments:
-        """Return a copy with ``words`` added at the end. They override flags that are already set."""
+        """Return a copy with ``words`` added at the end. The added words override flags that are already set."""
         return Arguments((*self, *words)) if words else self
 
     def prepend_model(self, directory: str, name: str) -> Arguments:

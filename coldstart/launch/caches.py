@@ -69,7 +69,7 @@ def copy_section(section: Path, root: Path) -> Path:
 
 
 def remove_partial_copies(directory: Path) -> None:
-    """Remove the partial copies that killed starts left in `directory`. Raises OSError if one cannot be removed."""
+    """Remove the partial copies that killed starts left in `directory`. Raises OSError if a copy cannot be removed."""
     scratch.remove_dead_below(directory, "?" * 64 + ".")
 
 

@@ -176,7 +176,7 @@ def build_request(
     token_ids: bool = False,
     usage: bool = False,
 ) -> dict[str, Any]:
-    """Build a completion request. `token_ids` asks for token IDs (a vLLM extension), and `usage` for token counts."""
+    """Build a completion request. `token_ids` requests token IDs (a vLLM extension), and `usage` requests token counts."""
     body: dict[str, Any] = {
         "prompt": prompt,
         "max_tokens": max_tokens,

@@ -65,9 +65,9 @@ def _format(given: Arguments, name: str = LOAD_FORMAT) -> list[str]:
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights source of a server: the model, the vLLM arguments that select the source, and a remote source if there is one.
+    """Source of a server's weights: the model, the vLLM arguments that select the source, and a remote source if there is one.
 
-    `identity` is the digest of the weights. It is empty if no bundle has to match it.
+    `identity` is the digest of the weights, or empty if the weights do not have to match a bundle.
     """
 
     model: ResolvedModel

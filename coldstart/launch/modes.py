@@ -1,6 +1,6 @@
 """Start modes. `LADDER` lists them in the order in which `--mode auto` tries them.
 
-Commands import this module for the mode names, so its functions import the dependencies of a start themselves.
+Commands import this module for the mode names, so its functions import the dependencies of a start only when needed.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class StartMode:
         name: Value of `--mode`.
         loads_weights: Whether the server loads its weights itself, so that an early fetch helps.
         probes: Names of the `coldstart doctor` probes that must succeed.
-        cpu_limit: Why vLLM's CPU build does not support the mode, or None if it does.
-        gpu_limit: Why vLLM's GPU build does not support the mode, or None if it does.
+        cpu_limit: Reason why vLLM's CPU build does not support the mode, or None if it does.
+        gpu_limit: Reason why vLLM's GPU build does not support the mode, or None if it does.
         is_repeatable: Whether one preparation serves any number of starts, as a host and a benchmark require.
         is_untested_on_gpu: Whether the mode is untested on GPUs, and is therefore used there only on request.
     """
@@ -107,7 +107,7 @@ class FreshMode(StartMode):
     """Mode that starts a new process, which imports, loads and builds everything itself. It is always available."""
 
     def launch(self, start: ServerStart) -> ReadyServer:
-        """Start the server in a new process (see StartMode)."""
+        """Start the server in a new process. Raises the errors of `StartMode.launch`."""
         from coldstart.launch import server_process
 
         return await_ready(start, server_process.start_fresh(start.plan))
@@ -339,7 +339,7 @@ def list_repeatable_names() -> tuple[str, ...]:
 
 
 def list_attempts(name: str) -> list[StartMode]:
-    """Return the modes to try for `--mode NAME`, in order. The last one is always `fresh`.
+    """Return the modes to try for `--mode NAME`, in order. The last mode is always `fresh`.
 
     Raises KeyError if the name is unknown.
     """

@@ -1,7 +1,7 @@
-"""Request to start a server, and its launch plan. This module does not start processes, which `ladder` does.
+"""Request to start a server, and its launch plan. This module does not start processes; `ladder` does.
 
-Compatibility is decided from the bundle's manifest, before torch or vLLM is imported. For each section that the plan does not
-use, a Fallback gives the reason.
+Compatibility is decided from the bundle's manifest, before torch or vLLM is imported. For each section that the plan does
+not use, a Fallback gives the reason.
 """
 
 from __future__ import annotations

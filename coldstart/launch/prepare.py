@@ -1,6 +1,7 @@
 """Build a launch plan from a bundle without importing torch or vLLM.
 
-Each unusable section becomes an entry in `fallbacks`, and vLLM does that work itself. No section ever prevents a start.
+For each unusable section, `fallbacks` has an entry and vLLM does the work itself, so such a section never prevents a
+start.
 """
 
 from __future__ import annotations

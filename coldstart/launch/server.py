@@ -31,7 +31,7 @@ STOP_TIMEOUT_S = 30.0
 
 @dataclass
 class UnusedModes:
-    """Start modes that were not used: those in `fallbacks` failed, and those in `unavailable` had not been prepared."""
+    """Start modes that were not used: the modes in `fallbacks` failed, and the modes in `unavailable` had not been prepared."""
 
     fallbacks: list[Fallback] = field(default_factory=list)
     unavailable: list[Fallback] = field(default_factory=list)
@@ -173,7 +173,7 @@ def end(process: ServerProcess, patience_s: float | None = None) -> int:
 def supervise(process: ServerProcess) -> int:
     """Wait until the server exits, forwarding SIGINT and SIGTERM to it. Return the exit code for this process.
 
-    The code is 130 after SIGINT and 143 after SIGTERM. It is 1 if the server exits by itself, whatever its own code.
+    The code is 130 after SIGINT and 143 after SIGTERM. It is 1 if the server exits by itself, regardless of its own code.
     """
     caught: list[int] = []
 

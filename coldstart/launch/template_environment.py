@@ -1,9 +1,9 @@
-"""Environment of templates and snapshots: the variables that they receive, and those that must match a start.
+"""Environment of templates and snapshots: the variables that they receive, and the variables that must match a start.
 
-A template or snapshot reads its environment early: libraries read it when they are loaded, modules when they are imported,
-and the worker when it is built. Two rules follow. A template receives only the variables listed here, so that its memory
-contains no secret. A start must have the same value for every relevant variable; otherwise it reports the first variable
-that differs.
+A template or snapshot reads its environment early: libraries read it when they are loaded, modules when they are
+imported, and the worker when it is built. Two rules follow. A template receives only the variables listed here, so that
+its memory contains no secret. A start must have the same value for every relevant variable; otherwise it reports the
+first variable that differs.
 
 A variable that belongs to a listed family is relevant unless `is_irrelevant` matches it. A secret is never relevant: no
 template receives it, and code that needs a secret reads the server's own environment.

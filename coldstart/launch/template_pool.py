@@ -1,9 +1,8 @@
 """Template processes of this user, found by level and bundle key.
 
 Each template has a directory `<runtime dir>/templates/<level>-<key>` with its socket, description and log. The socket
-exists while the template is ready. In a directory without a socket, the template is still starting or has died.
-
-A caller that passes a `root` keeps its own templates there. They end with the process that started them.
+exists while the template is ready. In a directory without a socket, the template is still starting or has died. If the
+caller passes a `root`, its templates are below that directory, and stop with the process that started them.
 """
 
 from __future__ import annotations
@@ -43,11 +42,12 @@ class TemplateExitedError(CommandFailedError):
 
 @dataclass(frozen=True)
 class RunningTemplate:
-    """A template process and its directory. `pid` is None if the process has exited.
+    """A template process and its directory.
 
-    `servers` are the PIDs of the processes that it has forked, or its own PID if it is an awake engine. `python` is its
-    interpreter, whose vLLM all forked servers run. `birth` distinguishes the process from a later one with the same PID. If
-    `coldstart up` started the template, `owner` contains the store ID and the model names. Otherwise it is empty.
+    `pid` is None if the process has exited. `servers` are the PIDs of the processes that it has forked, or its own PID if
+    it is an awake engine. `python` is its interpreter, whose vLLM all forked servers run. `birth` distinguishes the
+    process from a later process with the same PID. If `coldstart up` started the template, `owner` contains the store ID
+    and the model names. Otherwise it is empty.
     """
 
     level: str
@@ -222,8 +222,9 @@ def spawn(
         socket: Path of the socket to listen on.
         log: Destination of the template's output.
         timeout: Maximum time in seconds until the template is ready.
-        bound: Whether the template ends with the calling thread.
-        alone: Whether it continues as a single-threaded child of the returned process, so that CRIU can dump it.
+        bound: Whether the template stops when the calling thread exits.
+        alone: Whether the template continues as a single-threaded child of the returned process, so that CRIU can dump
+            it.
 
     Raises:
         CommandFailedError: The template exits, or is not ready in time.
@@ -281,7 +282,7 @@ def stop(template: RunningTemplate, *, force: bool = False) -> None:
 
 
 def discard(template: RunningTemplate) -> None:
-    """Prevent further starts from a template that does not respond. Kill it unless servers would end with it."""
+    """Prevent further starts from a template that does not respond. Kill it unless its running servers would exit with it."""
     template.socket.unlink(missing_ok=True)
     if template.pid is not None and not _servers(template.pid):
         processes.terminate(template.pid, template.birth, 0.0)

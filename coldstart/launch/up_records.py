@@ -1,10 +1,10 @@
 """Records of the servers that `coldstart up` started: one directory for each model, with a record and a log.
 
-The process that starts a model holds the lock file beside the directory, and later its supervisor does. The kernel releases
-the lock when they exit, so a record whose lock is free belongs to a process that has exited.
+The process that starts a model holds the lock on the file beside the directory, and later the server's supervisor holds
+it. The kernel releases the lock when they exit, so a record whose lock is free belongs to a process that has exited.
 
-All stores of a user share the runtime directory. The name of a record's directory therefore begins with a digest of the store
-and the state directory, so that a command sees only the servers of its own store.
+All stores of a user share the runtime directory. The name of a record's directory therefore begins with a digest of the
+store and the state directory, so that a command sees only the servers of its own store.
 """
 
 from __future__ import annotations

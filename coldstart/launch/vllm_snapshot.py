@@ -53,7 +53,7 @@ class RestoredServer:
         return self._handles[0]
 
     def wait(self) -> int:
-        """Wait until the server exits, then kill its other processes. Return 0 if a signal had been sent to it, else 1."""
+        """Wait until the server exits, then kill its other processes. Return 0 if a signal was sent to the server, else 1."""
         select.select([self], [], [])
         for handle in self._handles[1:]:
             with suppress(ProcessLookupError):

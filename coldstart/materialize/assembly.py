@@ -116,7 +116,7 @@ class Assembly:
             self._engine("offline", replace(plan, engine=EngineTask(kv_note=notes)), str(self.out), "size")
 
     def graphs(self) -> None:
-        """If the engine captures CUDA graphs, record them in child processes and verify them in another one."""
+        """If the engine captures CUDA graphs, record them in child processes and verify them in another child process."""
         reason = graphs.build_section(
             self.out / "graphs", self.work / "graphs", self._graphs_round, self.vllm_args
         )

@@ -29,7 +29,7 @@ _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 
 
 def workspace(root: Path) -> AbstractContextManager[Path]:
-    """Create the work directory of this run below `root`, and remove those of killed runs. Raises OSError."""
+    """Create the work directory of this run below `root`, and remove the directories of killed runs. Raises OSError."""
     root.mkdir(parents=True, exist_ok=True)
     return create_owned_directory(root, patience_s=_PATIENCE_S)
 

@@ -1,4 +1,4 @@
-"""Versions of vLLM, torch, Python and the compiler, which determine which compiled code and serialized objects can be used.
+"""Versions of vLLM, torch, Python and the compiler, on which the validity of compiled code and serialized objects depends.
 
 They are read from installed metadata and text files. This module does not import the packages that it inspects.
 """

@@ -120,7 +120,7 @@ def build_restore_command(directory: Path, host: str, port: int) -> list[str]:
 
 
 def find_difference(manifest: Mapping[str, Any], engine: Sequence[str], revision: str) -> str | None:
-    """Return how a snapshot, described by vLLM's manifest, differs from an engine with these arguments, or None."""
+    """Return the difference between a snapshot with this vLLM manifest and an engine with these arguments, or None."""
     wanted = {"model": engine[0], "model_revision": revision, "engine_argv": list(engine)}
     for name, expected in wanted.items():
         if (found := manifest.get(name)) != expected:

@@ -65,7 +65,7 @@ class CheckpointFile(msgspec.Struct, frozen=True, omit_defaults=True):
     def spans(self, chunk: int) -> Iterator[tuple[int, int, Tensor | None]]:
         """Yield (start, end, tensor) for consecutive parts of at most `chunk` bytes that together make up the file.
 
-        Each part belongs to one tensor, or to none (None) if it is the header.
+        Each part belongs to one tensor, or to the header, for which `tensor` is None.
         """
         at = 0
         for tensor in (*self.tensors, None):

@@ -64,7 +64,7 @@ def digest(weights_plan: Mapping[str, Any]) -> str:
 
 
 def find_difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """Return the name of the first tensor with these bytes that is in only one of two plans, or "" if there is none.
+    """Return the name of the first tensor whose contents differ between two plans, or "" if all contents are equal.
 
     A file that is not in safetensors format is compared as a whole.
     """

@@ -1,4 +1,4 @@
-"""Hardware fingerprint of this machine, which determines which generated code is valid here.
+"""Hardware fingerprint of this machine, on which the validity of generated code depends.
 
 It is read from /proc/cpuinfo and NVML, without torch or a driver context. It contains no path, host name or environment
 variable. Machines with equal fingerprints can run each other's kernels.

@@ -61,7 +61,10 @@ class Driver:
 
 
 def main() -> None:
-    """Print one line that says that the driver is ready, or why it is not. Then perform steps until the input ends."""
+    """Print "" if the driver is ready, or the reason why it is not, as a line of JSON.
+
+    Then perform steps until the input ends.
+    """
     try:
         driver = Driver()
     except (OSError, AttributeError) as error:

@@ -84,7 +84,7 @@ def remove_keys(query: str) -> list[TrustedKey]:
     """Stop trusting a key, under all names with which it was added.
 
     Args:
-        query: Its name or file, its fingerprint, or at least 12 hex digits of the fingerprint.
+        query: Name, file or fingerprint of the key, or at least 12 hex digits of the fingerprint.
 
     Returns:
         The removed entries of the trust directory.

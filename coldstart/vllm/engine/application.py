@@ -1,7 +1,7 @@
 """Build vLLM's API application in a thread while the engine starts.
 
-vLLM builds the application after the engine has started. Here, a thread makes the same call with the same arguments while
-the engine starts. vLLM receives the result if it requests the same application; otherwise, it builds its own.
+vLLM builds the application only after the engine has started. This module makes the same call earlier, with the same
+arguments. vLLM receives the result if it requests the same application; otherwise, it builds a new one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TASKS = ("generate",)
 
 
 def warm_up(args: Namespace, config: Any) -> None:
-    """Build an application and discard it, which imports its modules and caches its route schemas."""
+    """Build an application and discard it, in order to import its modules and cache its route schemas."""
     with timeline.measure("import app", track="server"):
         _build_application(args, config)
 

@@ -1,8 +1,8 @@
 """Postpone Python garbage collections while an engine starts.
 
 vLLM collects garbage about ten times while an engine starts. Each collection scans all objects in the process, and finds
-almost no garbage. Here, one collection runs when the engine is warm, and the surviving objects are frozen, as in vLLM.
-While vLLM profiles GPU memory, its collections run, because garbage can occupy GPU memory.
+almost no garbage. With this module, one collection runs when the engine is warm, and then the surviving objects are
+frozen, as in vLLM. While vLLM profiles GPU memory, its collections run, because garbage can occupy GPU memory.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def resume_collections() -> None:
 
 
 def _hook_core() -> bool:
-    """Make vLLM's engine resume collections when it is warm. Return False if this vLLM has no hook for that."""
+    """Make vLLM's engine resume collections when it is warm. Return False if the installed vLLM has no hook for that."""
     core = import_module(CORE)
     if (freeze := getattr(core, "freeze_gc_heap", None)) is None:
         return False

@@ -180,8 +180,9 @@ def use_portable_kernel_names() -> None:
     """Make Inductor's kernel names in this process independent of the installation directories of Python and torch.
 
     Inductor names a kernel by a hash of its source and compile command, which contains the include and library
-    directories. Without these, every installation finds the kernels in a bundle, whose key contains the versions of
-    Python, torch and the compiler. A kernel that already exists under Inductor's own name keeps that name.
+    directories. If the hash omits these directories, every installation finds the kernels in a bundle, whose key contains
+    the versions of Python, torch and the compiler. A kernel that already exists under Inductor's own name keeps that
+    name.
     """
     try:
         from torch._inductor import codecache

@@ -1,4 +1,4 @@
-"""Choose coldstart's executor, worker, loader and KV connector, or vLLM's own components with a reported reason."""
+"""Choose coldstart's executor, worker, loader and KV connector, or else vLLM's own components, and report the reason."""
 
 from __future__ import annotations
 

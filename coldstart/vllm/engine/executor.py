@@ -70,7 +70,7 @@ def _import_worker() -> None:
 
 
 def prebuild_worker(config: VllmConfig, arguments: Mapping[str, str]) -> None:
-    """Build a worker and store it for adoption. It uses one OpenMP thread, because a thread team does not survive a fork."""
+    """Build a worker for adoption. The worker has one OpenMP thread, because a thread team does not survive a fork."""
     threads.set_num_threads(1)
     executor = UniProcExecutor(config)
     executor.collective_rpc("warm_up")

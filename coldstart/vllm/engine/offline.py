@@ -59,12 +59,12 @@ class OfflineEngine:
         self._ids = (f"offline-{number}" for number in count())
 
     def create_prompt(self, length: int) -> list[int]:
-        """Return `length` random token ids. Prompts share no prefix, so the prefix cache has no effect."""
+        """Return `length` random token IDs. Prompts share no prefix, so the prefix cache has no effect."""
         vocabulary = self.config.model_config.get_vocab_size()
         return [self.random.randrange(vocabulary) for _ in range(length)]
 
     def add_request(self, prompt: list[int], output_tokens: int) -> str:
-        """Add a greedy request that generates exactly `output_tokens` tokens, and return its id."""
+        """Add a greedy request that generates exactly `output_tokens` tokens, and return its ID."""
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
 
@@ -167,7 +167,7 @@ def measure_kv_cache(plan: LaunchPlan, out: Path) -> None:
 
 
 def run_task(plan: LaunchPlan) -> None:
-    """Start the engine only for a task of the graphs plug-in. If graphs are recorded, also run a few steps."""
+    """Start the engine only to run a task of the graphs plug-in. If graphs are recorded, also run a few steps."""
     prepare_process(plan)
     engine = OfflineEngine(plan.vllm_args)
     if plan.engine.record and engine.config.model_config.runner_type == "generate":

@@ -1,4 +1,4 @@
-"""Report to the process that started a server that the server is ready, or why it failed.
+"""Report the readiness or the failure of a server to the process that started the server.
 
 A server is ready when it listens and has generated one token. Invariant: a server whose restored state generates wrong
 canary tokens never serves a client, because it generates them before it listens. The report is one line of JSON, written

@@ -260,7 +260,7 @@ class WorkerMismatchError(RuntimeError):
 async def serve(args: Namespace, plan: LaunchPlan) -> int:
     """Run the server. Return 0 after a signal, or 1 if the engine has died or the canary tokens are wrong.
 
-    Other exits return the code that vLLM's `run_server` would return.
+    For other exits, return the code that vLLM's `run_server` would return.
     """
     from vllm.entrypoints.launchers.api_server.entry import build_and_serve
     from vllm.entrypoints.launchers.launcher import setup_server

@@ -41,8 +41,8 @@ def build_template(plan: LaunchPlan, level: str) -> components.Fallbacks:
         The fallbacks that the forked servers cannot detect themselves.
 
     Raises:
-        RuntimeError: This vLLM does not support templates, another Python thread runs, or level `engine` was requested on
-            a GPU or for more than one rank. Do not fork this process then.
+        RuntimeError: The installed vLLM does not support templates, another Python thread runs, or level `engine` was
+            requested on a GPU or for more than one rank. This process must not be forked after this error.
     """
     if level == ENGINE and not runtime.targets_cpu():
         raise RuntimeError("cannot build an engine template on a GPU: CUDA contexts do not survive a fork")

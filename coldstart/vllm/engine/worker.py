@@ -1,7 +1,7 @@
 """CPU worker that loads its compiled forward function and its KV cache size from the launch plan.
 
-vLLM loads it by qualified name (`--worker-cls`). If the plan lacks a part, or the worker cannot use it, vLLM's own code
-runs and `fallbacks` contains the reason.
+vLLM loads the worker by qualified name (`--worker-cls`). If the plan lacks a part, or the worker cannot use it, vLLM's
+own code runs and `fallbacks` contains the reason.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from coldstart.contract.environment import PLAN
 
 
 def register() -> None:
-    """Hook vLLM as the launch plan requests. Without a launch plan, do nothing."""
+    """Install the hooks that the launch plan requires. Do nothing without a launch plan."""
     if not PLAN.read():
         return
     from coldstart.contract.graphs import WORKER_REPORT, EngineTask

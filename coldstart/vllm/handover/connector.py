@@ -275,13 +275,13 @@ class BlockTransfers:
             ctypes.memmove(base + block * stride, ctypes.byref(source, number * page), page)
 
     def pop_finished_requests(self) -> set[str]:
-        """Return the ids of the requests whose load has ended since the last call."""
+        """Return the IDs of the requests whose load has ended since the last call."""
         with self._lock:
             finished, self._finished = self._finished, set()
         return finished
 
     def pop_failed_blocks(self) -> set[int]:
-        """Return the ids of the blocks whose load has failed since the last call."""
+        """Return the IDs of the blocks whose load has failed since the last call."""
         with self._lock:
             failed, self._failed = self._failed, set()
         return failed

@@ -29,7 +29,7 @@ log = logging.getLogger("vllm.coldstart")
 
 
 class DeadlineLLM(AsyncLLM):
-    """vLLM's engine client, extended to give each request a deadline. The settings come from --additional-config."""
+    """vLLM's engine client, extended to assign a deadline to each request. The settings come from --additional-config."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

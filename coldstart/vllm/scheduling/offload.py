@@ -1,4 +1,4 @@
-"""Offload the KV of preempted requests to host memory, with vLLM's offloading connector and a worker for the CPU platform.
+"""Offload the KV cache of preempted requests to host memory, with vLLM's offloading connector and a worker for the CPU.
 
 The worker copies between the device and host pools with one thread per direction. Invariants: copies in one direction run
 in order of submission, and `wait` returns only after the given jobs have finished. Copies use memmove, which releases the
@@ -34,7 +34,7 @@ Pages = Iterator[tuple[int, int, int]]
 class PolicyOffloadingConnector(OffloadingConnector):
     """vLLM's offloading connector, which vLLM queries before each admission and which PolicyScheduler restricts.
 
-    Requests in `load_only` may start a load, but are not admitted. `hits` maps a request id to the latest number of
+    Requests in `load_only` may start a load, but are not admitted. `hits` maps a request ID to the latest number of
     loadable tokens; if the host has evicted them, the request is recomputed instead of waiting forever. `evicted` are the
     evicted requests that neither run nor load.
     """

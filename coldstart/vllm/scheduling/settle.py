@@ -87,7 +87,7 @@ def _find_incompatibility(config: Any) -> str | None:
 
 
 def _settle_offloading(args: Namespace, plan: LaunchPlan) -> bool:
-    """Disable KV offloading to the host if this vLLM does not support it."""
+    """Disable KV offloading to the host if the installed vLLM does not support it."""
     if args.kv_transfer_config is None or (reason := compat.check("offload", _import_offload)) is None:
         return False
     _add_fallback(plan, f"{reason} Evicted KV is computed again.")

@@ -127,7 +127,7 @@ class _Iteration:
 
 
 class VirtualEngine:
-    """Simulated engine. It calls `emit` with a request id, the number of new tokens, and whether the request has ended."""
+    """Simulated engine. It calls `emit` with a request ID, the number of new tokens, and whether the request has ended."""
 
     def __init__(
         self,

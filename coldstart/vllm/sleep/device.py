@@ -50,7 +50,7 @@ class Device(Protocol):
 
 
 class MemoryFileBudget:
-    """Budget of `capacity` bytes of mapped memory files (None: no limit), which the engines in one process can share."""
+    """Budget of `capacity` bytes for mapped memory files (None: no limit), which the engines in one process can share."""
 
     def __init__(self, capacity: int | None = None) -> None:
         self.capacity, self.used = capacity, 0

@@ -1,7 +1,7 @@
 """Load format `coldstart`: vLLM's default loader, which receives a view of each tensor as soon as its bytes arrive.
 
-The sources, in this order, are the prefetcher's shared memory, the files, and vLLM's own loader. Only the tensors of this
-pipeline rank are read. A tensor-parallel slice of a view reads only its own pages.
+The loader tries the prefetcher's shared memory first, then the files, and then vLLM's own loader. Only the tensors of
+this pipeline rank are read. A tensor-parallel slice of a view reads only its own pages.
 """
 
 from __future__ import annotations

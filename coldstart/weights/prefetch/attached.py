@@ -58,7 +58,7 @@ class Attached:
 
         Raises:
             PrefetchLostError: The prefetcher exited before that.
-            PrefetchFailedError: The prefetcher gave up on fetching some of the bytes.
+            PrefetchFailedError: The prefetcher could not fetch some of the bytes.
             PrefetchRefusedError: This lease did not request all of the bytes.
         """
         end, fits = offset + size, 0 <= offset <= offset + size <= self._layout.files[file].size

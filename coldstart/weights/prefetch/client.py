@@ -115,7 +115,7 @@ def start_early(
     """Start a fetch without waiting for the prefetcher, which is started if none is running, and return the connection.
 
     This function returns within milliseconds. The request ends when its bytes are fetched and another client has
-    attached, on `Channel.close()`, or with this process. Raises PrefetchError if no process can be started.
+    attached, on `Channel.close()`, or when this process exits. Raises PrefetchError if no process can be started.
     """
     return _ask(source, plan, names, directory, pace, early=True)
 

@@ -84,7 +84,8 @@ class _Job:
 class Fetcher:
     """Fetch of the weights of a plan. `region` is None for a local directory, whose shared copy is in the page cache.
 
-    `changed` is the lock of all this state, and is notified of each change. Callers of the methods hold it.
+    `changed` is the condition that protects this state and is notified of each change. Callers of the methods must hold
+    it.
     """
 
     def __init__(
@@ -175,7 +176,7 @@ class Fetcher:
         self.changed.notify_all()
 
     def has_ended(self, pace: FetchPace) -> bool:
-        """Return whether a lease of this pace has received all bytes that it requested, and none is waiting for any."""
+        """Return whether a lease of this pace has received all requested bytes, and no lease of the pace waits for bytes."""
         waits = [self.board.is_unfinished(lease) for lease, own in self.leases.items() if own is pace]
         return not any(waits) and (bool(waits) or pace.served)
 

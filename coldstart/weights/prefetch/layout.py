@@ -83,7 +83,7 @@ class RegionLayout:
         return range(first, bisect_left(self.checks, end, numbers.start, numbers.stop, key=_start))
 
     def size(self, numbers: Iterable[int]) -> int:
-        """Return the number of bytes of these checks."""
+        """Return the total size of these checks in bytes."""
         return sum(self.checks[number].end - self.checks[number].start for number in numbers)
 
 
@@ -123,10 +123,10 @@ def read(document: Mapping[str, Any]) -> RegionLayout:
 
 
 class SharedRegion:
-    """Shared memory of `total` bytes: a memfd, which the kernel frees when its last holder closes it or dies.
+    """Shared memory of `total` bytes: a memfd, which the kernel frees when no process has it open anymore.
 
-    Writers use pwrite and do not map the region, so a page is allocated without a fault and holds only verified bytes. A
-    thread allocates pages before they are written (the benchmarks' RESULTS has the cost of the first touch). Raises
+    Writers use pwrite and do not map the region, so a page is allocated without a fault and contains only verified bytes.
+    A thread allocates pages before they are written (the benchmarks' RESULTS has the cost of the first touch). Raises
     OSError if the kernel cannot create a memfd.
     """
 

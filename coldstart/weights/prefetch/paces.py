@@ -1,8 +1,9 @@
 """Rate limit of a fetch: a token bucket that several streams share and whose rate can change while they read.
 
-A reader takes tokens after it has received bytes, and then waits. While it waits, its connection's buffer fills and TCP
-slows the source down. Invariant: in any t seconds, at most rate * (t + BURST_S) bytes pass, plus the chunk that each
-stream has just received.
+A reader consumes tokens after it has received bytes, and then waits. While it waits, its connection's buffer fills and
+TCP slows the source down.
+
+Invariant: in any t seconds, at most rate * (t + BURST_S) bytes pass, plus the chunk that each stream has just received.
 """
 
 from __future__ import annotations
