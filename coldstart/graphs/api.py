@@ -59,7 +59,7 @@ class AllocationEvent:
 
 @dataclass
 class Captured:
-    """Captured graph and its executable. `keep` holds the objects that own them."""
+    """Captured graph and its executable. `keep` contains the objects that own them."""
 
     graph: int
     executable: int

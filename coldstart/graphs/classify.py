@@ -114,7 +114,7 @@ class Memory:
         return region, np.where(region != NONE, addresses - base, 0).astype(np.int64)
 
     def pair_contents(self) -> dict[int, int]:
-        """Return, for memory that outlives the capture, a map from its address in the second process to that in the first."""
+        """Return a map from the second to the first process's address of each memory block that outlives the capture."""
         (mine, _), (theirs, _) = self._libraries
         libraries = {theirs[y].base: mine[x].base for x, y in self.pairs.items()}
         return {b: a for a, b, _ in find_common_memory(self._a, self._b, live_only=True).tolist()} | libraries
@@ -185,7 +185,7 @@ class Classifier:
     def run(self, aligned: Array, everywhere: Array) -> Classifier:
         """Classify the parameter words, and return this classifier.
 
-        `aligned` are payload offsets at every fourth byte of a parameter; `everywhere` are those at every byte.
+        `aligned` are payload offsets at every fourth byte of a parameter, and `everywhere` at every byte.
         """
         a, b = self._words(aligned)
         self._find_pointers(aligned[a != b])

@@ -1,7 +1,7 @@
 """Inputs and outputs of a graph during verification.
 
 The engine writes the inputs of a graph as it does before a capture, so all indices in them are valid. Then the token
-buffers receive seeded token ids. Two windows of each KV cache region, at its start and its middle (keys and values),
+buffers receive seeded token IDs. Two windows of each KV cache region, at its start and its middle (keys and values),
 receive bytes that are finite, moderate numbers in every float format. The outputs are overwritten before a replay, so
 that a graph that does not write them is detected. The outputs and the same windows are compared afterwards.
 """
@@ -31,7 +31,7 @@ Span = tuple[int, int]
 class Workload:
     """Inputs and outputs of all graphs in one process. `write` makes the engine write the inputs of a graph, given its key.
 
-    `outputs` are indexed by graph key. `tokens` are pairs (span, bytes per token id); ids are below `vocabulary`.
+    `outputs` are indexed by graph key. `tokens` are pairs (span, bytes per token ID); IDs are below `vocabulary`.
     """
 
     driver: CudaDriver

@@ -73,7 +73,7 @@ def combine(a: Snapshot, b: Snapshot) -> Tables:
 
 
 def find_disagreements(a: Tables, b: Tables) -> dict[str, str]:
-    """Return a map from graph key to the reason why a capture refused the graph, or how the two captures differ."""
+    """Return, by graph key, the reason why a capture refused the graph, or the difference between the two captures."""
     reasons = {**a.refused, **b.refused}
     for key in {**a.graphs, **b.graphs}:
         if key in reasons:

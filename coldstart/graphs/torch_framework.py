@@ -21,7 +21,7 @@ class TorchFramework:
     """PyTorch backend for one model.
 
     `tensors` maps symbols (param:, buffer:, kv:, static:) to tensors. `capture` returns a CUDAGraph that keeps its raw
-    graph. `pool` is the id of the private memory pool (torch.cuda.graph_pool_handle()). A process that captures must
+    graph. `pool` is the ID of the private memory pool (torch.cuda.graph_pool_handle()). A process that captures must
     record the memory history before its first allocation, because allocations are numbered in that history.
     """
 

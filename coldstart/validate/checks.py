@@ -1,4 +1,4 @@
-"""Check a bundle without starting a server, at level `manifest` or `checksum`. Each level includes the ones before it.
+"""Check a bundle without starting a server, at level `manifest` or `checksum`. Each level includes the earlier levels.
 
 These levels need neither torch nor vLLM. `load` and `replay` (see `start`) start a server, but only from a bundle that
 passed the earlier levels: a damaged bundle, or one for a different machine, is not started.

@@ -57,17 +57,20 @@ class ModelUnderTest:
 
     @property
     def separated_vllm_args(self) -> list[str]:
-        """Return `--` and the vLLM arguments. `--` alone means no arguments, not those that the bundle records."""
+        """Return `--` and the vLLM arguments.
+
+        `--` alone means no arguments instead of the arguments that the bundle records.
+        """
         return ["--", *self.vllm_args]
 
 
 @dataclass(frozen=True)
 class VllmLauncher:
-    """Launcher of plain vLLM.
+    """Launcher of plain vLLM. Warm starts share `caches`.
 
-    Warm starts share `caches`. A cold start has empty caches; the first one creates and fills `caches`, which saves a
-    compilation. VLLM_FREE uses every vLLM option that shortens a start at no later cost. VLLM_EAGER neither compiles nor
-    captures CUDA graphs. Both start warm.
+    A cold start has empty caches; the first cold start creates and fills `caches`, which saves a compilation. VLLM_FREE
+    uses every vLLM option that shortens a start at no later cost. VLLM_EAGER neither compiles nor captures CUDA graphs.
+    Both start warm.
     """
 
     subject: ModelUnderTest

@@ -187,7 +187,7 @@ def explain_not_served(
 
 
 def explain_other_weights(bundle: Bundle, lookup: Lookup) -> list[Finding]:
-    """Return a finding if the model's weights are not those that the bundle was built from, or none if the tensors are equal.
+    """Return a finding if the model's weights differ from the bundle's weights, or none if the tensors are equal.
 
     A server would use the bundle with such weights, but its tokens would differ. Hashes of weights are cached.
     """

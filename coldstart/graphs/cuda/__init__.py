@@ -1,1 +1,1 @@
-"""The CUDA driver through cuda-bindings; tests use a fake libcuda."""
+"""Access to the CUDA driver through cuda-bindings. Tests use a fake libcuda."""

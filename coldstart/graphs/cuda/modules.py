@@ -55,7 +55,7 @@ class ModuleLog:
         return digest
 
     def link_module(self, module: int, digest: str) -> None:
-        """Record the binary of a module, and replace that of an unloaded module with the same handle."""
+        """Record the binary of a module, and replace the binary of an unloaded module with the same handle."""
         self._by_module[module] = digest
 
     def digest(self, module: int, name: str, layout: Layout, siblings: Callable[[], set[str]]) -> str | None:

@@ -110,7 +110,7 @@ def _open_reserve() -> int | None:
 
 
 def read_peer_uid(connection: socket.socket) -> int:
-    """Return the user id of the process at the other end, as the kernel reports it. Raises OSError for other sockets."""
+    """Return the user ID of the process at the other end, as the kernel reports it. Raises OSError for other sockets."""
     size = struct.calcsize("3i")
     _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
     return int(uid)

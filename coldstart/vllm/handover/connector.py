@@ -145,7 +145,7 @@ class HandoverScheduler:
         return Pull(name, secret, tokens, self._shape, self.ports)
 
     def _find(self, name: str) -> Request:
-        """Return the running request that has this client-side id, to which vLLM adds a prefix, an index and random digits."""
+        """Return the running request that has this client-side ID, to which vLLM adds a prefix, an index and random digits."""
         begins = tuple(f"{kind}-{name}-" for kind in ("cmpl", "chatcmpl"))
         found = [
             request

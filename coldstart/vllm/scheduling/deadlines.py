@@ -130,6 +130,6 @@ def _count_kv_tokens(config: Any) -> int:
 
 
 def _get_token_ids(prompt: Any) -> Sequence[int]:
-    """Return the token ids of a prompt, or none for other prompts, whose deadlines are then close to their arrival."""
+    """Return the token IDs of a prompt, or none for other prompts, whose deadlines are then close to their arrival."""
     tokens = prompt.get("prompt_token_ids") if isinstance(prompt, dict) else None
     return tokens if tokens is not None else getattr(prompt, "prompt_token_ids", None) or ()

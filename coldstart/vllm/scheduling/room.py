@@ -16,7 +16,7 @@ from coldstart.vllm.scheduling.view import RUNNING, EngineView, Enst, State
 
 
 class ProtectedRequests(dict[str, int]):
-    """Blocks pledged to protected requests, by request id in order of admission.
+    """Blocks pledged to protected requests, by request ID in order of admission.
 
     A request is protected from eviction from its admission or load until it generates a token. Its pledge is the number
     of blocks that it may need until then. If several requests are protected, their pledges add up to at most the pool
