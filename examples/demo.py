@@ -27,22 +27,26 @@ def main() -> int:
     """Run the steps and return the exit code of the first that fails."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--model", default="tiny-llama", help="Alias, repository ID or directory of the model."
+        "--model",
+        default="tiny-llama",
+        help="Alias, repository ID or directory of the model (default tiny-llama).",
     )
-    parser.add_argument("--runs", default="1", help="Number of starts of each mode.")
+    parser.add_argument("--runs", default="1", help="Number of starts of each mode (default 1).")
     parser.add_argument(
-        "--snapshot", action="store_true", help="Also freeze and measure snapshots (needs CRIU)."
+        "--snapshot",
+        action="store_true",
+        help="Also create snapshots and measure starts from them (requires CRIU).",
     )
-    parser.add_argument("vllm_args", nargs="*", help="Arguments for vLLM, after --.")
+    parser.add_argument("vllm_args", nargs="*", help="vLLM arguments, after --.")
     options = parser.parse_args()
     vllm_args = ["--", *options.vllm_args]
     say(f"2 steps, about {ABOUT_MINUTES} minutes on two cores")
     say(
-        f"step 1 of 2: materialize {options.model}: run vLLM once, save what it compiled, prove it (about 2 minutes)"
+        f"step 1 of 2: materialize {options.model}: run vLLM once, save its compiled code, verify the result (about 2 minutes)"
     )
     if failed := materialize(options.model, options.snapshot, vllm_args):
         return failed
-    say("step 2 of 2: bench: start the server in every mode and plain vLLM beside it (about 5 minutes)")
+    say("step 2 of 2: bench: start the server in every mode, and plain vLLM for comparison (about 5 minutes)")
     failed = coldstart("bench", options.model, "--runs", options.runs, "--no-steady", *vllm_args)
     if not failed:
         say("done")

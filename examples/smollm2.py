@@ -63,11 +63,11 @@ def convert(gguf: Path, directory: Path) -> None:
 def main() -> None:
     """Download and convert the model. The directory appears once it is complete."""
     parser = argparse.ArgumentParser(description="Write SmolLM2-135M-Instruct as a model directory.")
-    parser.add_argument("directory", type=Path, help="Directory to create.")
+    parser.add_argument("directory", type=Path, help="Directory to create for the model.")
     given: Path = parser.parse_args().directory
     target = given.absolute()
     if target.exists():
-        sys.exit(f"error: cannot write the model: {given} exists\nhint: name a new directory")
+        sys.exit(f"error: cannot write the model: {given} already exists\nhint: specify a new directory")
     if not importlib.util.find_spec("transformers"):
         sys.exit(
             "error: cannot convert the model: transformers is not installed\nhint: coldstart install cpu"

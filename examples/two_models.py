@@ -92,7 +92,7 @@ def bench(url: str) -> None:
     for name, process in running.items():
         said, _ = process.communicate()
         if process.returncode:
-            raise SystemExit(f"vllm bench serve for {name} failed:\n{said[-2000:]}")
+            raise SystemExit(f"vllm bench serve failed for {name}:\n{said[-2000:]}")
         wanted = ("Successful requests", "Failed requests", "Mean TTFT")
         found = [line.strip() for line in said.splitlines() if line.startswith(wanted)]
         print(f"  {name}: " + "; ".join(" ".join(line.split()) for line in found), flush=True)

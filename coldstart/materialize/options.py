@@ -13,7 +13,7 @@ from coldstart.scheduling import profiling
 SECTIONS = ("kv", "compile", "graphs", "modelinfo", "weights", "iterations", "stages")
 Steps = Callable[[str], None]
 Phase = Callable[[str], AbstractContextManager[Steps]]
-"""Entered around each stage, with its name; yields a function that takes each step of the stage."""
+"""Function that returns a context manager for the stage of this name, which yields a function to report steps of the stage."""
 
 
 @contextmanager

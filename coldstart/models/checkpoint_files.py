@@ -30,7 +30,7 @@ from coldstart.system.file_state import cache_by_state
 
 AGAIN = "fetch the model again"
 _POINTER = b"version https://git-lfs.github.com/spec/"
-"""What a file without its content begins with in a clone of a repository."""
+"""First bytes of a Git LFS pointer, which replaces a file that was not downloaded."""
 INDEXES: Mapping[str, str] = {
     ".safetensors": "model.safetensors.index.json",
     ".bin": "pytorch_model.bin.index.json",

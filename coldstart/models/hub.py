@@ -48,7 +48,7 @@ _REASONS = {
 }
 
 Part = Literal["configuration", "tokenizer", "all"]
-"""config.json, or all files but the weights, or all files."""
+"""Part of a repository: config.json, all files except the weights, or all files."""
 WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.gguf", "*.pt", "*.pth")
 
 

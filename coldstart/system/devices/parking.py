@@ -19,7 +19,7 @@ from coldstart.contract.arguments import Arguments
 from coldstart.system.devices import parker
 
 OLDEST_DRIVER = 570
-"""The first driver with the calls that `parker` uses."""
+"""Oldest driver with the functions that `parker` calls."""
 RUNNING, LOCKED, CHECKPOINTED = range(3)  # CUprocessState of cuda.h
 Steps = Sequence[tuple[str, int, int]]
 # Each step with the state before and after it.

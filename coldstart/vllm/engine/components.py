@@ -34,7 +34,7 @@ def choose(args: Namespace) -> Fallbacks:
         args.kv_transfer_config = None
         fallbacks.append(Fallback("handover", f"{reason} Requests are moved without their KV."))
     if ranks := count_supported_ranks(args):
-        # Check only the executor here: the engine process imports our worker, which takes longer. With several ranks,
+        # Check only the executor here: the engine process imports coldstart's worker, which takes longer. With several ranks,
         # vLLM's own executor starts the workers and cannot replace one that it cannot import, so check the worker.
         module = (EXECUTOR if ranks == 1 else WORKER).rpartition(".")[0]
         if (reason := compat.check("worker", partial(import_module, module))) is None:
