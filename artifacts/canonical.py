@@ -54,9 +54,9 @@ def loads(data: bytes, *, max_bytes: int, source: str) -> Any:
 
 
 def parse_json(data: bytes, *, max_bytes: int = LIMITS.json_section_bytes, source: str) -> Any:
-    """Parse JSON that another program wrote and that may contain NaN.
+    """Parse JSON that another program wrote, and that may contain NaN. Raises TooLargeError or InvalidJsonError.
 
-    Raises TooLargeError or InvalidJsonError (ValueErrors).
+    Both errors are ValueErrors.
     """
     _check_size(data, max_bytes, source)
     try:

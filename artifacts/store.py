@@ -116,9 +116,8 @@ class Store:
     ) -> Bundle:
         """Return the bundle for NAME, NAME:vN, NAME@sha256:..., a ref name, or a prefix of a manifest or key digest.
 
-        A prefix has at least 12 hex digits. If several versions match, those that `trust` accepts are preferred, then the
-        newest. With `require_one_key`, a NAME whose versions have different keys is ambiguous.
-
+        A prefix has at least 12 hex digits. If several versions match, the newest version that `trust` accepts is
+        returned, or else the newest. With `require_one_key`, a NAME whose versions have different keys is ambiguous.
         Raises BundleNotFoundError, AmbiguousReferenceError or InvalidReferenceError.
         """
         bundles = self.list_bundles()

@@ -1,9 +1,11 @@
-"""Write bundles to a store: build one from its sections, or receive a copy of a published one.
+"""Write bundles to a store: build a bundle from its sections, or receive a copy of a published bundle.
 
-Blobs are staged in a private directory. Then blobs, manifests and index.json are published under the index lock. A
-process that is killed at any time leaves either the old or the new index, and prune removes the blobs that no index entry
-refers to. A staging directory is in use while its lock is held. The kernel releases the lock when the writer exits, and
-prune then removes the directory.
+Blobs are staged in a private directory. Then blobs, manifests and index.json are published under the index lock. If a
+process is killed at any time, the index is either the old or the new one, and prune removes the blobs that no index entry
+refers to.
+
+A staging directory is in use while its lock is held. The kernel releases the lock when the writer exits, and prune then
+removes the directory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Origins (RFC 6454), and which of them may receive secrets.
+"""Origins of URLs (RFC 6454), and the rules by which an origin may receive secrets.
 
 A secret is sent only to the origin that it was stored for, and over plain HTTP only to a loopback address.
 """

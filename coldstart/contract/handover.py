@@ -52,7 +52,7 @@ Message = Pin | Pull
 
 
 def sign(key: str, message: Message) -> dict[str, str]:
-    """Return the `kv_transfer_params` that carry `message` to the server with the handover key `key`."""
+    """Return the `kv_transfer_params` with `message` for the server whose handover key is `key`."""
     text = msgspec.json.encode(message).decode()
     return {_MESSAGE: text, _SIGNATURE: _signature(key, text)}
 

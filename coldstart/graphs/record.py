@@ -198,7 +198,7 @@ class GraphBuilder:
         )
 
     def begin(self) -> None:
-        """Start the next graph, and discard an unfinished one."""
+        """Start the next graph, and discard an unfinished graph."""
         self._nodes, self._payload = [], bytearray()
 
     def build_tables(self, refused: dict[str, str]) -> Tables:

@@ -157,8 +157,8 @@ class ServerError(Exception):
 class StreamEvent:
     """Server-sent event: a chunk of the response, or the token usage.
 
-    `choice` is True if the event has a choice, and `token` if it carries an output token. A token can decode to empty text
-    (part of a character), so an event with a token ID or a finish reason also counts.
+    `choice` is True if the event has a choice, and `token` if it contains an output token. A token can decode to empty
+    text (part of a character), so an event with a token ID or a finish reason also counts.
     """
 
     choice: bool

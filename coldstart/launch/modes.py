@@ -68,10 +68,7 @@ class StartMode:
         return here if here is not None or start is None else self.find_missing(start)
 
     def find_missing(self, start: ServerStart) -> Reason | None:
-        """Return what this start lacks for the mode, such as a template, or None.
-
-        Raises LaunchRefusedError if a check fails.
-        """
+        """Return what this start lacks for the mode, such as a template, or None. Raises LaunchRefusedError."""
         return None
 
     def launch(self, start: ServerStart) -> ReadyServer:

@@ -230,7 +230,7 @@ def restore_template(images: Path, plan: LaunchPlan) -> RestoredTemplate:
 
 
 def remove_dead_templates() -> None:
-    """Remove the directories of restored templates whose supervisor was killed. Raises OSError if one cannot be removed."""
+    """Remove the directories of restored templates whose supervisor was killed. Raises OSError if a removal fails."""
     base = paths.runtime_dir()
     scratch.remove_dead_below(base, _PREFIX)
 

@@ -223,8 +223,7 @@ def spawn(
         log: Destination of the template's output.
         timeout: Maximum time in seconds until the template is ready.
         bound: Whether the template stops when the calling thread exits.
-        alone: Whether the template continues as a single-threaded child of the returned process, so that CRIU can dump
-            it.
+        alone: Whether the template runs as a single-threaded child of the returned process, so that CRIU can dump it.
 
     Raises:
         CommandFailedError: The template exits, or is not ready in time.

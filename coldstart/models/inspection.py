@@ -98,7 +98,7 @@ class Lookup:
         return replace(self, bundle=bundle, nearest=None, mismatches=(), untrusted=None, notes=notes)
 
     def drop_weights(self) -> Lookup:
-        """Return the lookup. If the directory has no weights, accept the nearest bundle if only the weight layout differs."""
+        """Return the lookup, and accept the nearest bundle if the model has no weights and only the weight layout differs."""
         if self.bundle is not None or self.nearest is None or self._differing != {"model.weights"}:
             return self
         if any(one.wanted is not None for one in self.mismatches):

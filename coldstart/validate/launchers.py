@@ -57,10 +57,7 @@ class ModelUnderTest:
 
     @property
     def separated_vllm_args(self) -> list[str]:
-        """Return `--` and the vLLM arguments.
-
-        `--` alone means no arguments instead of the arguments that the bundle records.
-        """
+        """Return `--` and the vLLM arguments. A `--` without arguments disables those that the bundle records."""
         return ["--", *self.vllm_args]
 
 

@@ -88,7 +88,7 @@ class _Call(ctypes.Structure):
 
 
 def candidates() -> Iterator[str]:
-    """Yield the file names and paths to try for libcupti."""
+    """Yield the file names and paths under which libcupti can be found."""
     spec = importlib.util.find_spec("nvidia")
     for root in (spec.submodule_search_locations or []) if spec else []:
         yield from sorted(str(path) for path in Path(root).glob("*/lib/libcupti.so*"))

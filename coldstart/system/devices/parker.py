@@ -61,10 +61,7 @@ class Driver:
 
 
 def main() -> None:
-    """Print "" if the driver is ready, or the reason why it is not, as a line of JSON.
-
-    Then perform steps until the input ends.
-    """
+    """Print "" if the driver is ready, else the reason, as JSON. Then perform steps until the input ends."""
     try:
         driver = Driver()
     except (OSError, AttributeError) as error:

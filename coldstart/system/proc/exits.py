@@ -1,4 +1,4 @@
-"""Exit of a process: a description of its exit code, the error in its log, and kills by the kernel for lack of memory."""
+"""Exit of a process: a description of its exit code, the error in its log, and the number of out-of-memory kills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process with its descendants: whether one of them is suspended, and SIGKILL for all of them.
+"""A process with its descendants: whether any of them is suspended, and SIGKILL for all of them.
 
 psutil identifies a process by PID and start time, so no signal reaches another process with a reused PID.
 """

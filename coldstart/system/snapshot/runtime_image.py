@@ -99,13 +99,13 @@ def publish_image(image: Path) -> Iterator[Path]:
 
 
 def list_images(root: Path) -> Iterator[ProcessImage]:
-    """Yield a description of every image below `root`, whatever its interpreter."""
+    """Yield a description of every image below `root`, for all interpreters."""
     directories = sorted(root.glob("[0-9a-f]*")) if root.is_dir() else []
     yield from map(describe_image, directories)
 
 
 def describe_image(directory: Path) -> ProcessImage:
-    """Describe the image in `directory`, and state whether it fits this machine. Raises OSError if it does not exist."""
+    """Return a description of the image in `directory`, and whether it fits this machine. Raises OSError if it is missing."""
     try:
         about = canonical.read_json(directory / ABOUT)
         python, vllm, made = (str(about[name]) for name in ("python", "vllm", "made"))

@@ -89,7 +89,7 @@ class DeferredCapture:
         self.fallbacks: dict[str, str] = {}
 
     def run(self, runner: Any, capture: Callable[[], Any]) -> Any:
-        """Run vLLM's `capture` for the first sizes, and hide the others. If capture cannot be deferred, capture all sizes."""
+        """Run vLLM's `capture` for the first sizes, and hide the later sizes. If deferral is impossible, capture all."""
         if reason := find_incompatibility(runner):
             self.fallbacks["*"] = f"{ALL_BEFORE}: {reason}"
             return capture()

@@ -99,7 +99,7 @@ def capture_unrestored(
     write: object,
     capture: Callable[[], None],
 ) -> None:
-    """Add the restored `graphs` to the manager, and capture all others. `full` maps graph keys to batch descriptors."""
+    """Add the restored `graphs` to the manager, and capture all other graphs. `full` maps graph keys to batch descriptors."""
     restored = {full[key]: graph for key, graph in graphs.items() if key in full}
     # vLLM's dispatch reads these lists again later.
     saved = {mode: list(rows) for mode, rows in manager._capture_descs.items()}

@@ -110,7 +110,7 @@ class RestoringSession:
         self.fallbacks = {"*": "vLLM did not capture any CUDA graph"}
 
     def run(self, runner: Any, own: Callable[[], Any]) -> Any:
-        """Restore the graphs, and run vLLM's own capture for the others."""
+        """Restore the graphs, and run vLLM's own capture for all graphs that were not restored."""
         with ExitStack() as stack:
             try:
                 check_runner(runner)

@@ -19,11 +19,11 @@ PREFIX = "coldstart_scheduler_"
 
 @dataclass
 class Counters:
-    """Totals since the scheduler started.
+    """Totals since the scheduler started. vLLM itself counts the transferred bytes (`vllm:kv_offload_*`).
 
-    vLLM itself counts the transferred bytes (`vllm:kv_offload_*`). `blocks_evicted` counts the GPU blocks freed by
-    evictions, which need no copy because full blocks are already stored. `blocked_on_loads_seconds` is the total time
-    that requests within the batch wait for KV on the host; `loading_seconds` is the part of it that transfers take.
+    `blocks_evicted` counts the GPU blocks freed by evictions, which need no copy because full blocks are already stored.
+    `blocked_on_loads_seconds` is the total time that requests within the batch wait for KV on the host, and
+    `loading_seconds` is the transfer time within it.
     """
 
     evictions: int = 0

@@ -97,9 +97,10 @@ class SlotHolders:
             self.active.remove(request)
 
     def activate_only(self, requests: list[Request], is_in_flight: Callable[[Request], bool]) -> int:
-        """Activate `requests`, and park the other active ones. Return the number of newly parked requests.
+        """Activate `requests`, and park all other active requests. Return the number of newly parked requests.
 
-        Requests in flight stay active and precede the others, because vLLM skips them and evicts from the end.
+        Requests in flight stay active and precede the activated requests, because vLLM skips them and evicts from the
+        end.
         """
         kept, staying = set(requests), list[Request]()
         dropped = [request for request in self.active if request not in kept]

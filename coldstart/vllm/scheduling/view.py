@@ -103,7 +103,7 @@ class EngineView:
         return runs and not is_last_token_in_flight(request) and not self._in_flight(request)
 
     def list_servable(self, jobs: Iterable[Job]) -> Iterable[Job]:
-        """Return the jobs that are not in a batch in flight, because those can be neither served nor evicted."""
+        """Return the jobs that are not in a batch in flight. Jobs in flight can be neither served nor evicted."""
         return (
             jobs if self._stages == 1 else (job for job in jobs if not self._in_flight(self.request(job.id)))
         )
@@ -146,7 +146,7 @@ class EngineView:
         return max(0, wanted - self.count_blocks(request))
 
     def bound_blocks(self, request: Request) -> int:
-        """Return an upper bound of the number of blocks that the request holds when its next token is computed."""
+        """Return an upper bound of the number of blocks that the request has when its next token is computed."""
         tokens: int = request.num_tokens
         return self.groups * (tokens // self.block_tokens + 2)
 

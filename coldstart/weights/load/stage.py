@@ -42,8 +42,7 @@ LAYOUTS: Mapping[str, LayerPatterns] = {
 def layers(count: int, rank: int, size: int, partition: str | None = None) -> range:
     """Return the layers of pipeline rank `rank` of `size`, divided as in vLLM.
 
-    If the layers do not divide evenly, the remaining layers are assigned to one rank each, backwards from the
-    second-to-last rank.
+    Remaining layers are assigned to one rank each, backwards from the second-to-last rank.
 
     Args:
         count: Number of layers of the model.
