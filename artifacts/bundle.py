@@ -199,7 +199,7 @@ class Bundle:
     def _find_section(self, name: str) -> oci.Descriptor:
         entry = self.manifest.find_section(name)
         if entry is None:
-            raise SectionMissingError(f"{self.name} v{self.version} has no section {name}")
+            raise SectionMissingError(f"bundle {self.name}:v{self.version} has no section {name}")
         return entry
 
     def require_trust(self, name: str, trust: TrustCheck | None) -> None:

@@ -77,7 +77,7 @@ def _is_equal(wanted: Key, found: Key, pair: Mismatch) -> bool:
 
 def _check_scalar(name: str, value: object) -> Scalar:
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > 128:
-        raise InvalidKeyError(f"{name!r} is not a dotted field name such as engine.dtype")
+        raise InvalidKeyError(f"invalid key field name {name!r}: expected a dotted name such as engine.dtype")
     if isinstance(value, str):
         return _check_text(name, value)
     if value is not None and not isinstance(value, bool | int | float):

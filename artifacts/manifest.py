@@ -137,7 +137,9 @@ def parse_manifest(config: bytes, image: oci.ImageManifest) -> Manifest:
     read = canonical.decode(config, _Config, max_bytes=LIMITS.config_bytes, source="config")
     manifest = Manifest(Key(read.key), image.layers, read.provenance, read.format_version)
     if image.artifact_type != oci.BUNDLE_TYPE or image.config.media_type != oci.CONFIG_TYPE:
-        raise InvalidManifestError(f"{image.artifact_type} is not a coldstart bundle")
+        raise InvalidManifestError(
+            f"the artifact type {image.artifact_type!r} is not that of a coldstart bundle"
+        )
     names = [section.section_type for section in manifest.sections]
     if len(set(names)) != len(names):
         raise SectionTableError("the manifest has two sections of the same type")

@@ -152,7 +152,7 @@ class OciLayout:
             oci.check_layout_version(files.read_regular(self.root / oci.LAYOUT_FILE, LIMITS.pax_header_bytes))
             return oci.parse_index(files.read_regular(self.index_path, LIMITS.index_bytes))
         except FileNotFoundError as error:
-            raise NotALayoutError(f"{self.root.name} has no {oci.INDEX_FILE}") from error
+            raise NotALayoutError(f"the image layout {self.root.name} has no {oci.INDEX_FILE}") from error
 
     def open(self, blob: oci.Descriptor) -> BinaryIO:
         """Open the file of a blob without verifying it. Raises the errors of blobs.open_unverified."""

@@ -60,7 +60,7 @@ class Repository:
         answer = self.session.request("GET", self.build_url("manifests", reference), headers=_ACCEPT)
         if answer.status == 404:
             raise MissingBlobError(
-                f"{self.host}/{self.name}:{reference} does not exist", hint="check the tag"
+                f"{self.host}/{self.name}:{reference} does not exist", hint="check the repository and the tag"
             )
         _require_status(answer, 200)
         data = answer.read_up_to(LIMITS.manifest_bytes + 1)

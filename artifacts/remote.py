@@ -134,7 +134,7 @@ def _open_hub(address: str) -> Iterator[tuple[Any, str, str, Path]]:
 
     reference = address.removeprefix(HUB)
     if not (matched := _HUB_REFERENCE.fullmatch(reference)):
-        raise InvalidReferenceError(f"{reference!r} is not a hub repository", hint="use ORG/REPO[:TAG]")
+        raise InvalidReferenceError(f"invalid hub repository {reference!r}", hint="use ORG/REPO[:TAG]")
     with tempfile.TemporaryDirectory(prefix="coldstart-hub-") as scratch:
         yield HfApi(), matched["repo"], matched["tag"] or "latest", Path(scratch)
 

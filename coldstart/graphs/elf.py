@@ -51,7 +51,7 @@ def read_cubin(image: bytes) -> Cubin:
         names = [s.name[6:] for s in section_list if s.name.startswith(".text.")]
         return Cubin({n: infos.get(n, ()) for n in names}, _globals(section_list))
     except (struct.error, IndexError, UnicodeDecodeError, ValueError) as error:
-        raise AlteredTableError(f"cannot parse kernel binary as a cubin: {error}") from error
+        raise AlteredTableError(f"cannot parse the kernel binary as a cubin: {error}") from error
 
 
 def sections(image: bytes) -> list[Section]:

@@ -100,7 +100,7 @@ def load_snapshot(directory: Path) -> Snapshot:
         with np.load(directory / "memory.npz", allow_pickle=False) as held:
             arrays = dict(held)
     except (OSError, ValueError, EOFError) as error:
-        raise AlteredTableError(f"cannot read snapshot: {error}") from error
+        raise AlteredTableError(f"cannot read the snapshot in {directory}: {error}") from error
     return Snapshot(
         stored.load(directory), regions, pool, ranges, arrays.pop("allocations"),
         maps={name[4:]: rows for name, rows in arrays.items() if name.startswith("map ")},
@@ -229,7 +229,7 @@ def _read_node(driver: CudaDriver, builder: GraphBuilder, handle: int) -> None:
         if any(mark in kernel.name for mark in COLLECTIVES):
             raise GraphRefusedError(f"collective kernel {kernel.name} cannot be restored")
         if kernel.mutable_globals:  # the restored copy of the binary would have its own variables
-            raise GraphRefusedError(f"the binary of kernel {kernel.name} has mutable globals")
+            raise GraphRefusedError(f"cannot restore kernel {kernel.name}: its binary has mutable globals")
         builder.add_kernel(node, kernel)
     elif kind in (NodeKind.MEMSET, NodeKind.MEMCPY, NodeKind.EMPTY):
         readers = {NodeKind.MEMSET: driver.memset_node, NodeKind.MEMCPY: driver.memcpy_node}

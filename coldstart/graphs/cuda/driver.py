@@ -152,11 +152,11 @@ class CudaDriver:
         p = call(self.d.cuGraphMemcpyNodeGetParams, self.d.CUgraphNode(node))
         for side in ("src", "dst"):
             if any(int(getattr(p, side + part)) for part in ("XInBytes", "Y", "Z", "LOD")):
-                raise GraphRefusedError("a memory copy node has an offset into its source or destination")
+                raise GraphRefusedError("a memory copy node has an offset, which cannot be restored")
             on_device = int(getattr(p, f"{side}MemoryType")) in (MEMORY_DEVICE, 4)
             held = self.address_range(int(getattr(p, f"{side}Device"))) if on_device else None
             if held is None or held.symbol == HOST:
-                raise GraphRefusedError("a memory copy node reads or writes host memory or an array")
+                raise GraphRefusedError("a memory copy node of host memory or an array cannot be restored")
         return np.array([tuple(int(getattr(p, name)) for name in MEMCPY.names or ())], MEMCPY).tobytes()
 
     # --- functions -----------------------------------------------------------------------------------

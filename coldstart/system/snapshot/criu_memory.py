@@ -203,7 +203,7 @@ def _open_private(path: str, flags: int) -> int:
 def _find_single_image(images: Path, pattern: str) -> Path:
     found = list(images.glob(f"{pattern}.img"))
     if len(found) != 1:
-        raise UnknownImageError(f"expected one image {pattern}, found {len(found)}")
+        raise UnknownImageError(f"expected one CRIU image {pattern} of the process, found {len(found)}")
     return found[0]
 
 
@@ -226,10 +226,10 @@ def _read_messages(image: Path, first: str, others: str = "") -> list[Any]:
         try:
             messages.append(form.FromString(data[at + 4 : at + 4 + length]))
         except DecodeError as error:
-            raise UnknownImageError(f"{image.name} cannot be decoded: {error}") from error
+            raise UnknownImageError(f"cannot decode the CRIU image {image.name}: {error}") from error
         at += 4 + length
     if at != len(data) or not messages:
-        raise UnknownImageError(f"{image.name} is truncated")
+        raise UnknownImageError(f"the CRIU image {image.name} is truncated")
     return messages
 
 

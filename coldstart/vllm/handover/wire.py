@@ -133,9 +133,9 @@ def fetch_layers(
                     raise TransferError(f"the bytes of layer {layer.name} do not match their MAC")
                 yield layer.name, data
     except KeyError as error:
-        raise TransferError(f"this server has no layer {error}") from error
+        raise TransferError(f"the source sent a layer that this server does not have: {error}") from error
     except OSError as error:  # includes TimeoutError
-        raise TransferError(str(error) or type(error).__name__) from error
+        raise TransferError(f"cannot fetch KV: {str(error) or type(error).__name__}") from error
 
 
 T = TypeVar("T")

@@ -86,7 +86,7 @@ class FileSource:
         try:
             view = self._mapped(tensor.file)
         except (OSError, ValueError, KeyError) as error:
-            raise SourceLostError(f"{tensor.file} cannot be mapped: {error}") from error
+            raise SourceLostError(f"cannot map {tensor.file}: {error}") from error
         if tensor.offset + tensor.size > len(view):
             raise SourceLostError(f"{tensor.file} is truncated: it ends before tensor {tensor.name}")
         if self.ahead:

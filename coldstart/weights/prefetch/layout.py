@@ -67,7 +67,7 @@ class RegionLayout:
         if names is None:
             return list(range(len(self.checks)))
         if unknown := sorted(map(str, set(names) - self.tensors.keys())):
-            raise PrefetchRefusedError(f"the plan has no tensor {unknown[0]!r}")
+            raise PrefetchRefusedError(f"the weights plan has no tensor {unknown[0]!r}")
         chosen = {number for name in names for number in self.tensors[name]}
         for file in self.files.values():
             if file.tensors and file.tensors <= set(names):

@@ -198,7 +198,12 @@ def test_machine_without_the_driver_is_a_reason_and_no_error(
 
 @pytest.mark.parametrize(
     ("version", "expected"),
-    [(None, "none responds"), ("550.54.14", "this driver is 550.54.14"), ("570.00", None), ("580.65.06", None)],
+    [
+        (None, "none responds"),
+        ("550.54.14", "this driver is 550.54.14"),
+        ("570.00", None),
+        ("580.65.06", None),
+    ],
 )
 def test_old_drivers_are_refused_with_a_reason_and_a_hint(version: str | None, expected: str | None) -> None:
     limit = parking.find_limit(version)
