@@ -138,7 +138,7 @@ def parse_repository(reference: str) -> Repository:
     matched = _REFERENCE.fullmatch(reference)
     if not matched:
         hint = "use HOST[:PORT]/NAME[:TAG], such as registry.example/models/llama2-7b:v1"
-        raise InvalidReferenceError(f"{reference!r} is not a registry reference", hint=hint)
+        raise InvalidReferenceError(f"invalid registry reference {reference!r}", hint=hint)
     chosen = matched["tag"] or matched["digest"]
     host, name = matched["host"], matched["name"]
     return Repository(host, name, chosen, RegistrySession(host, name))

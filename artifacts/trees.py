@@ -239,7 +239,7 @@ def _iterate_members(stream: _BoundedReader) -> Iterator[TarInfo]:
 
 def _check_header(info: TarInfo) -> None:
     if info.issym() or info.islnk():
-        raise UnsafeLinkError(f"{info.name[:200]!r} is a link")
+        raise UnsafeLinkError(f"{info.name[:200]!r} is a symbolic or hard link")
     is_sparse = info.sparse is not None or any(name.startswith("GNU.sparse") for name in info.pax_headers)
     if is_sparse or not (info.isdir() or info.type in (tarfile.REGTYPE, tarfile.AREGTYPE)):
         raise UnsafeMemberError(f"{info.name[:200]!r} is a special file, which a tree must not contain")

@@ -72,7 +72,7 @@ def prove(restorer: Restorer, workload: Workload, seeds: Sequence[int] = (1, 2))
             if first != again:
                 raise NotProvenError("cannot verify the graph: two replays of the captured graph differ")
             if first != digests:
-                raise NotProvenError("the outputs of the restored and captured graph differ")
+                raise NotProvenError("the restored and the captured graph have different outputs")
             proof.proven.append(key)
         except GraphError as error:
             proof.failed[key] = str(error)

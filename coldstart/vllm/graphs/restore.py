@@ -29,7 +29,7 @@ def read_vllm_report(directory: Path) -> Mapping[str, Any]:
     """
     held = read_manifest(directory).report.get(VLLM)
     if not isinstance(held, dict) or "output" not in held:
-        raise GraphRefusedError("the bundle was not recorded from vLLM")
+        raise GraphRefusedError("the graphs of this bundle were not recorded from vLLM")
     return held
 
 

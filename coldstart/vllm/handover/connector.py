@@ -259,7 +259,7 @@ class BlockTransfers:
                     missing.discard(name)
                     total += len(data)
             if missing:
-                raise TransferError(f"the source sent no KV of {len(missing)} layers")
+                raise TransferError(f"the source sent no KV for {len(missing)} layers")
             log.info("loaded the KV of a request: %d bytes in %.3f s", total, time.monotonic() - began)
         except Exception as error:  # noqa: BLE001  the request must not wait forever, whatever failed
             log.warning("cannot load the KV of a request, which is recomputed: %s", error)

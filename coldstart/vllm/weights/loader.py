@@ -129,7 +129,7 @@ class _RankTensors:
             self.plan = weights.headers((self.paths or {}).values())
         every = checkpoint.list_tensors(self.plan)
         if strange := next((tensor.dtype for tensor in every if tensor.dtype not in DTYPES), None):
-            raise UnreadableWeightsError(f"unknown tensor type {strange}")
+            raise UnreadableWeightsError(f"the checkpoint has tensors of unknown type {strange}")
         self.tensors = checkpoint.select_tensors(
             every, _rank_names([tensor.name for tensor in every], model_config)
         )

@@ -80,7 +80,9 @@ def test_another_driver_of_the_same_branch_captures(
 def test_a_bundle_of_another_engine_and_a_capture_for_profiling_restore_nothing(
     here: Here, rounds_bundle: Path, bundle_directory: Path
 ) -> None:
-    assert start(here, bundle_directory)[0].fallbacks == {"*": "the bundle was not recorded from vLLM"}
+    assert start(here, bundle_directory)[0].fallbacks == {
+        "*": "the graphs of this bundle were not recorded from vLLM"
+    }
     here["model"] = model = SimModel(SHAPE, 300)
     runner = Runner(model)
     runner.cudagraph_manager._max_full_descs_to_capture = 2
