@@ -40,7 +40,7 @@ def export_archive(bundles: Sequence[Bundle], path: Path, *, replace: bool = Fal
     """
     if path.exists() and not replace:
         raise DestinationExistsError(
-            f"{path.name} already exists", hint="replace it with --force, or use another file with --to"
+            f"{path.name} already exists", hint="replace the file with --force, or use another file with --to"
         )
     with translate_os_errors(f"writing {path.name}"), files.open_replacement(path, mode=0o666) as file:
         archive = trees.open_tar_writer(file)

@@ -167,7 +167,7 @@ class Bundle:
         if SECTION_TYPES[name].encoding != "json":
             raise SectionUnsupportedError(
                 f"section {name} is a directory tree, not JSON",
-                hint="unpack it with `coldstart inspect REF --tree`",
+                hint="unpack the section with `coldstart inspect REF --tree`",
             )
         data = self._read(entry, LIMITS.json_section_bytes)
         return canonical.loads(data, max_bytes=LIMITS.json_section_bytes, source=f"section {name}")
@@ -184,7 +184,7 @@ class Bundle:
         entry, declared = self.find_readable_section(name), SECTION_TYPES[name]
         if declared.encoding != "tar.zst":
             raise SectionUnsupportedError(
-                f"section {name} is JSON, not a directory tree", hint="read it with Bundle.read_json"
+                f"section {name} is JSON, not a directory tree", hint="read the section with Bundle.read_json"
             )
         if declared.executable:
             self.require_trust(name, trust)

@@ -188,10 +188,10 @@ def _load_public(pem: bytes, name: str) -> Ed25519PublicKey:
         key = serialization.load_pem_public_key(pem)
     except (ValueError, UnsupportedAlgorithm) as error:
         raise InvalidSignatureError(
-            f"{name} is not a public key in PEM format", hint="remove or replace it"
+            f"{name} is not a public key in PEM format", hint="remove or replace the key file"
         ) from error
     if not isinstance(key, Ed25519PublicKey):
-        raise InvalidSignatureError(f"{name} is not an ed25519 key", hint="remove or replace it")
+        raise InvalidSignatureError(f"{name} is not an ed25519 key", hint="remove or replace the key file")
     return key
 
 

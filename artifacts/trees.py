@@ -102,12 +102,14 @@ def _walk_names(directory: Path, prefix: str) -> Iterator[str]:
 def _add_member(archive: tarfile.TarFile, path: Path, name: str) -> None:
     status = path.lstat()
     if stat.S_ISLNK(status.st_mode):
-        raise UnsafeLinkError(f"{name} is a symbolic link", hint="replace it with the file that it points to")
+        raise UnsafeLinkError(f"{name} is a symbolic link", hint="replace the link with its target")
     if stat.S_ISDIR(status.st_mode):
         archive.addfile(build_tar_header(name, is_directory=True))
         return
     if not stat.S_ISREG(status.st_mode):
-        raise UnsafeMemberError(f"{name} is neither a file nor a directory", hint="remove it from the tree")
+        raise UnsafeMemberError(
+            f"{name} is neither a file nor a directory", hint="remove the file from the tree"
+        )
     info = build_tar_header(name, status.st_size, executable=bool(status.st_mode & 0o100))
     try:
         with files.open_regular(path) as file:
@@ -116,7 +118,8 @@ def _add_member(archive: tarfile.TarFile, path: Path, name: str) -> None:
         if error.errno is not None:
             raise
         raise InvalidTreeError(
-            f"{name} shrank while it was read", hint="stop the programs that write to it, then try again"
+            f"{name} shrank while it was read",
+            hint="stop the programs that write to the file, then try again",
         ) from error
 
 

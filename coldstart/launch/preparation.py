@@ -140,7 +140,7 @@ def start_template(
     if level in SLEEP_LEVELS and not plan.vllm_args.gives("enable_sleep_mode"):
         raise UsageError(
             f"cannot start a template of level {level}: an engine cannot sleep without --enable-sleep-mode",
-            hint=f"pass it to every command: coldstart template start {model} --level {level} -- --enable-sleep-mode",
+            hint=f"pass the argument to every command: coldstart template start {model} --level {level} -- --enable-sleep-mode",
         )
     if level == PARKED and (limit := parking.find_engine_limit(plan.vllm_args)):
         raise UsageError(f"cannot start a template of level {level}: {limit[0]}", hint=limit[1])

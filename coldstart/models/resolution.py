@@ -118,7 +118,7 @@ def ensure_weights(model: ResolvedModel, *, offline: bool = False) -> ResolvedMo
         raise UsageError(
             f"cannot load {model.name}: it has a configuration but no weights ({', '.join(hub.WEIGHT_PATTERNS)})"
             f"{f'; the download of {partial.name} is incomplete' if partial else ''}",
-            hint="add weights to the directory, or use random ones: coldstart materialize "
+            hint="add weights to the directory, or use random weights: coldstart materialize "
             f"{model.argument} -- --load-format dummy",
         )
     check_weights(model)

@@ -106,7 +106,7 @@ def install_extra(extra: str, environment: PythonEnvironment, report: Report) ->
         if failure is not None:
             raise ColdstartError(
                 f"cannot import torch and vLLM after the installation: {failure}",
-                hint="create a new virtual environment and install into that",
+                hint="install into a new virtual environment",
             )
         found = (output.strip().splitlines() or [""])[-1]  # torch's version and vLLM's device type
         if extra == "cpu" and not found.endswith("cpu"):

@@ -210,8 +210,8 @@ def explain_other_weights(bundle: Bundle, lookup: Lookup) -> list[Finding]:
         Finding(
             OTHER_WEIGHTS,
             "error",
-            f"{lookup.model.argument} has different weights from those {bundle.ref} was built from: {differing} differs",
-            f"use a directory with the bundle's weights, or build a bundle of these: {lookup.format_materialize('--force')}",
+            f"{lookup.model.argument} has different weights than the bundle {bundle.ref}: {differing} differs",
+            f"use the bundle's weights, or build a bundle of these weights: {lookup.format_materialize('--force')}",
             "weights",
         )
     ]
