@@ -69,7 +69,7 @@ def test_a_request_that_is_too_large_is_refused_before_it_is_held(pair: Pair) ->
     client, server = pair
     sender = threading.Thread(target=_send_much, args=(client.socket,))
     sender.start()
-    with pytest.raises(MalformedMessageError, match="exceeds 1048576 bytes"):
+    with pytest.raises(MalformedMessageError, match="more than 1048576 bytes"):
         server.receive_request()
     server.close()
     sender.join()

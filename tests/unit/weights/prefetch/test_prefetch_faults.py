@@ -64,7 +64,7 @@ def test_a_byte_that_stays_wrong_is_never_served(
     with client.attach(server.url, weights.plan, names=names, directory=runtime) as attached:
         with pytest.raises(client.PrefetchFailedError, match=f"{FILE}: tensor 'a.20' at ") as caught:
             attached.wait(FILE, offset, size)
-        assert "3 times" in str(caught.value)
+        assert "3 fetches" in str(caught.value)
         assert attached.file(FILE)[offset + size // 2] == 0
         check_tensors(attached, weights, ["a.40", "b.3"] if names is None else [])
 
