@@ -105,7 +105,7 @@ def test_numbers_of_the_driver_calls_are_those_of_cupti() -> None:
 def test_old_bindings_are_refused_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "import_module", lambda name: SimpleNamespace(__version__="12.9.1"))
     driver.bindings.cache_clear()
-    with pytest.raises(DriverError, match=r"12\.9\.1 is too old: coldstart install"):
+    with pytest.raises(DriverError, match=r"12\.9\.1 is too old; run `coldstart install gpu`"):
         driver.bindings()
     driver.bindings.cache_clear()
 
