@@ -57,9 +57,9 @@ def spread(values: Iterable[float]) -> dict[str, float]:
     return {"n": len(values), "p50": middle, "p25": low, "p75": high, "min": min(values), "max": max(values)}
 
 
-def load(name: str, results: Path = RESULTS) -> Any:
+def load(name: str) -> Any:
     """Return the result called `name`, or None if it was not measured."""
-    file = results / f"{name}.json"
+    file = RESULTS / f"{name}.json"
     return json.loads(file.read_text()) if file.exists() else None
 
 

@@ -26,13 +26,6 @@ FIELDS = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attentio
           "vocab_size")  # fmt: skip
 
 
-def count_parameters(shape: str) -> int:
-    """Return the weights of the layers and of both embeddings."""
-    layers, hidden, inner, heads, kv_heads, vocabulary = SHAPES[shape]
-    each = 2 * hidden * hidden * (1 + kv_heads / heads) + 3 * hidden * inner
-    return round(layers * each + 2 * vocabulary * hidden)
-
-
 def build(shape: str, place: Path) -> int:
     """Write the checkpoint into an empty directory, unless it is there; return the bytes of its weights."""
     if not (place / "config.json").exists():

@@ -7,21 +7,64 @@ figure in a page is typed by hand.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from operator import itemgetter
-from pathlib import Path
+from typing import Any
 
-from benchmarks.common import RESULTS, ROOT, load
-from benchmarks.parts import Cell, Part, Row, Table, join, judge, replace
+from benchmarks.common import ROOT, load
 from benchmarks.start import chart
 from coldstart.bench import starts
 
-COLD, FLEET, HOST = (
-    "cold-start-cpu",
-    "docs/reference/fleet-measurements.md",
-    "docs/reference/host-measurements.md",
-)
+Row = Mapping[str, Any]
+Cell = str | Callable[[Any], object]
+"""A format string over a mapping, such as "{gap[worst_s]:.2f} s", or a function of it."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A Markdown table: the rows in a result, and a cell for each column title."""
+
+    rows: Callable[[Any], Iterable[Any]]
+    columns: Mapping[str, Cell]
+
+
+Block = Table | Cell
+
+
+@dataclass(frozen=True)
+class Part:
+    """The text between two marks of a page: blocks made from a result, separated by empty lines, if it was measured."""
+
+    page: str
+    mark: str
+    result: str
+    blocks: tuple[Block, ...]
+
+    def text(self) -> str:
+        """Return the blocks."""
+        result = load(self.result)
+        return "\n\n".join(fill(block, result) for block in self.blocks) if result else "Not measured yet."
+
+
+def fill(block: Block, result: Any) -> str:
+    """Return a block, or a cell, as Markdown."""
+    if not isinstance(block, Table):
+        return str(block(result)) if callable(block) else block.format_map(result)
+    lines = [f"| {' | '.join(block.columns)} |", "|---" * len(block.columns) + "|"]
+    for row in block.rows(result):
+        lines.append(f"| {' | '.join(fill(cell, row) for cell in block.columns.values())} |")
+    return "\n".join(lines)
+
+
+def judge(holds: bool) -> str:
+    """Return the verdict on a target."""
+    return "met" if holds else "**not met**"
+
+
+COLD = "cold-start-cpu"
+FLEET, HOST = "docs/reference/fleet-measurements.md", "docs/reference/host-measurements.md"
 PAPERS = ("medusa", "mcache", "fastserve", "paraserve")
 LONGEST_LINE = 240
 """Longest line of a command's output in characters."""
@@ -129,7 +172,7 @@ def show_commands(page: str, result: str, *commands: str) -> Part:
 
 def compare_tokens(result: Row) -> str:
     """Return the comparison with transformers in one sentence."""
-    modes = join(f"{mode} {'equal' if same else 'different'}" for mode, same in result["equal"].items())
+    modes = ", ".join(f"{mode} {'equal' if same else 'different'}" for mode, same in result["equal"].items())
     count = sum(len(row["transformers"]) for row in result["prompts"])
     return f"{len(result['prompts'])} prompts, {count} tokens: {modes}; measured {result['date'][:10]}."
 
@@ -149,7 +192,7 @@ def measure_gateway(result: Row) -> Iterator[tuple[str, str]]:
         f" {later['p75'] * 1e3:.1f} ms)",
     )
     shown = "{p50:.2f}x (quartiles {p25:.2f} and {p75:.2f})"
-    ratios = join(f"{clients} clients {shown.format_map(one['ratio'])}" for clients, one in runs.items())
+    ratios = ", ".join(f"{clients} clients {shown.format_map(one['ratio'])}" for clients, one in runs.items())
     cost = " and ".join(f"{one['gateway_cpu_s_per_token'] * 1e6:.0f}" for one in runs.values())
     holds = judge(all(one["ratio"]["p50"] >= THROUGHPUT for one in runs.values()))
     yield (
@@ -187,12 +230,12 @@ def judge_moves(result: Row) -> str:
     gap, cpu, faults = result["gap_s"], result["cpu"], result["faults"]
     holds = judge(gap["median"] <= GAP_S and gap["p95"] <= GAP_95_S)
     free = max(result["free_s"].values())
-    loaded = join(
+    loaded = ", ".join(
         f"{one['loaded_s']:.3f} s of {one['computed_s']:.2f} s"
         f" ({kind}, {judge(one['loaded_s'] <= CPU_RATIO * one['computed_s'])})"
         for kind, one in cpu.items()
     )
-    kinds = join(f"{count} {name}" for name, count in faults.items() if " of the " in name)
+    kinds = ", ".join(f"{count} {name}" for name, count in faults.items() if " of the " in name)
     return (
         f"- {result['moved']} of {len(result['rows'])} streams moved, {result['with_kv']} with their KV,"
         f" {result['broken']} broken; vLLM loaded {sum(result['loaded_tokens'].values()):,.0f} tokens;"
@@ -295,11 +338,13 @@ PARTS = [
 ]
 
 
-def render(page: str, text: str, results: Path = RESULTS) -> str:
-    """Return the text of a page with every part updated."""
+def render(page: str, text: str) -> str:
+    """Return the text of a page with every part updated. Raises ValueError if a mark is missing."""
     for part in PARTS:
         if part.page == page:
-            text = replace(text, part.mark, part.text(results))
+            begin, end = f"<!-- {part.mark} -->", f"<!-- /{part.mark} -->"
+            head, tail = text.index(begin), text.index(end)
+            text = f"{text[:head]}{begin}\n{part.text()}\n{text[tail:]}"
     return text
 
 

@@ -25,30 +25,22 @@ class ShadowCache:
 
     def request(self, model: str, now: float) -> float:
         """Process one request; return the seconds lost, 0 on a hit. A model above the capacity is never retained."""
-        resident = model in self.resident
+        resident, cost = model in self.resident, self.costs[model]
         self.hits += resident
         self.policy.record_request(model, now, resident)
         if resident:
             return 0.0
-        self.cost_s += self.costs[model].penalty_s
-        self._load(model, now)
-        return self.costs[model].penalty_s
-
-    def _load(self, model: str, now: float) -> None:
-        size = self.costs[model].memory
-        if size > self.capacity:
-            return
-        if (need := self.used + size - self.capacity) > 0:
-            for victim in self.policy.choose_victims(self.resident, need, now):
-                self._evict(victim, now)
-        self.resident.add(model)
-        self.used += size
-        self.policy.record_load(model, now)
-
-    def _evict(self, model: str, now: float) -> None:
-        self.resident.remove(model)
-        self.used -= self.costs[model].memory
-        self.policy.record_eviction(model, now)
+        self.cost_s += cost.penalty_s
+        if cost.memory <= self.capacity:
+            need = self.used + cost.memory - self.capacity
+            for victim in self.policy.choose_victims(self.resident, need, now) if need > 0 else ():
+                self.resident.remove(victim)
+                self.used -= self.costs[victim].memory
+                self.policy.record_eviction(victim, now)
+            self.resident.add(model)
+            self.used += cost.memory
+            self.policy.record_load(model, now)
+        return cost.penalty_s
 
 
 class SRRIP:

@@ -46,7 +46,9 @@ SPEEDUP, NODES = "up to 2.4x", {"7b": "12,518 (Llama2-7B)"}
 # Requests per second, and the paper's reduction of P99 TTFT.
 TRACES = {2.0: "50.5 % less (Llama2-7B)", 10.0: "53.0 % less (Llama2-7B)"}
 THROUGHPUT = {1.0: "-", 3.0: "-", 4.5: "43.0 % less (Llama2-7B, 4.5 requests/s served)", 6.0: "-", 8.0: "-"}
-ROUNDS, SECONDS, START_S, SHAPES = 3, 60.0, 600.0, ("1B", "7b")
+ROUNDS, SECONDS, START_S = 3, 60.0, 600.0
+# Default models, with twice the GiB of their weights.
+SHAPES = {"1B": 4.1, "7b": 25.1}
 
 
 class Model:
@@ -108,16 +110,13 @@ def prepare(measure: Callable[[Sequence[Model]], Found]) -> Callable[[str | None
     """Return the measurement with its options: names of shapes, by default those that fit on the GPU, and a rehearsal."""
 
     def run(shapes: str | None, rehearse: bool) -> Found:
-        free = nvml.read_free_bytes() or 0
-        fitting = [shape for shape in SHAPES if 2 * llama.count_parameters(shape) < free / 2]
+        free_gib = (nvml.read_free_bytes() or 0) / 2**30
+        fitting = [shape for shape, gib in SHAPES.items() if gib < free_gib]
         chosen = shapes.split(",") if shapes else ["tiny"] if rehearse else fitting
         if not chosen or set(chosen) - llama.SHAPES.keys():
-            reason = (
-                f"there is no model {shapes}" if chosen else f"{free / 2**30:.1f} GiB of the GPU are free"
-            )
-            raise SystemExit(
-                f"error: cannot choose models: {reason}\nhint: --shapes 1B, of {', '.join(llama.SHAPES)}"
-            )
+            reason = f"there is no model {shapes}" if chosen else f"{free_gib:.1f} GiB of the GPU are free"
+            hint = f"--shapes 1B, of {', '.join(llama.SHAPES)}"
+            raise SystemExit(f"error: cannot choose models: {reason}\nhint: {hint}")
         with tempfile.TemporaryDirectory(prefix="medusa-") as work:
             return measure([Model(shape, Path(work), rehearse=rehearse) for shape in chosen])
 

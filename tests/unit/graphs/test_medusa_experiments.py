@@ -51,7 +51,7 @@ def test_measurement_on_a_gpu_stores_its_command_with_the_shapes(
 ) -> None:
     monkeypatch.setattr(nvml, "read_free_bytes", lambda: 1 << 36)
     papers.run("medusa", ONE, ["3", "--shapes", "1B"])
-    stored = common.load("papers/medusa-3", results)
+    stored = common.load("papers/medusa-3")
     assert stored["command"] == ["python", "-m", "benchmarks", "papers/medusa-3", "--shapes", "1B"]
     assert stored["rows"] == [["decode", "2.4x", "1B, False"]]
 
