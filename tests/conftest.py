@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import inspect
 import os
 import tempfile
 from collections.abc import Iterator
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import uvloop
 from coldstart.artifacts.store import Store
 
 from coldstart.system import runtime
@@ -65,6 +68,16 @@ def pytest_collection_finish() -> None:
     """Exempt all that is imported from garbage collection, which would look through it again and again."""
     gc.freeze()
     gc.enable()
+
+
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine on the event loop of the gateway."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(pyfuncitem.obj(**arguments))
+    return True
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.client_key_files import write_clients
-from support.fake_upstream import TWO, Stage, run, staged, wait_until
+from support.fake_upstream import TWO, Stage, staged, wait_until
 
 from coldstart.host.endpoint import ClientKeys, GatewayEndpoint
 from coldstart.host.live.log import Log
@@ -51,110 +51,92 @@ async def _ask(
 
 
 @pytest.mark.parametrize("key", ["", "key-of-", "key-of-laptop2", "Key-of-laptop", "laptop"])
-def test_wrong_key_is_refused_everywhere_but_at_the_open_paths(tmp_path: Path, key: str) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, gateway=_gateway(tmp_path)) as stage:
-            assert (await _ask(stage, key, "a"))[0] == 401
-            for method, path in (*ADMIN, ("GET", "/v1/models")):
-                assert (await _send(stage, method, path, key))[0] == 401
-            assert (await _send(stage, "GET", f"/v1/models?key={key or 'key-of-ci'}", ""))[0] == 401
-            assert (await _send(stage, "GET", "/health", key))[0] == 200
-            assert not stage.servers.begun
-
-    run(work())
+async def test_wrong_key_is_refused_everywhere_but_at_the_open_paths(tmp_path: Path, key: str) -> None:
+    async with staged(tmp_path, gateway=_gateway(tmp_path)) as stage:
+        assert (await _ask(stage, key, "a"))[0] == 401
+        for method, path in (*ADMIN, ("GET", "/v1/models")):
+            assert (await _send(stage, method, path, key))[0] == 401
+        assert (await _send(stage, "GET", f"/v1/models?key={key or 'key-of-ci'}", ""))[0] == 401
+        assert (await _send(stage, "GET", "/health", key))[0] == 200
+        assert not stage.servers.begun
 
 
-def test_client_reaches_its_models_only_by_any_name_and_path(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, {**TWO}, gateway=_gateway(tmp_path)) as stage:
-            for model, path in (
-                ("b", "/v1/completions"),
-                (None, "/tokenize"),
-            ):
-                status, content, _ = await _ask(stage, "key-of-laptop", model, path)
-                assert status == 403 and content["error"]["type"] == "PermissionDeniedError"
-                assert "key-of" not in str(content)
-            assert (await _ask(stage, "key-of-nothing", "a"))[0] == 403
-            assert not stage.servers.begun
-
-    run(work())
+async def test_client_reaches_its_models_only_by_any_name_and_path(tmp_path: Path) -> None:
+    async with staged(tmp_path, {**TWO}, gateway=_gateway(tmp_path)) as stage:
+        for model, path in (
+            ("b", "/v1/completions"),
+            (None, "/tokenize"),
+        ):
+            status, content, _ = await _ask(stage, "key-of-laptop", model, path)
+            assert status == 403 and content["error"]["type"] == "PermissionDeniedError"
+            assert "key-of" not in str(content)
+        assert (await _ask(stage, "key-of-nothing", "a"))[0] == 403
+        assert not stage.servers.begun
 
 
-def test_models_of_a_client_are_the_only_ones_that_it_sees(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, gateway=_gateway(tmp_path)) as stage:
-            seen = {}
-            for name in CLIENTS:
-                found = (await _send(stage, "GET", "/v1/models", f"key-of-{name}"))[1]
-                seen[name] = [card["id"] for card in found["data"]]
-            assert seen == {
-                "laptop": ["a", "alpha"],
-                "ci": ["a", "alpha", "b"],
-                "operator": ["a", "alpha", "b"],
-                "nothing": [],
-            }
-            assert (await _send(stage, "GET", "/v1/models/b", "key-of-laptop"))[0] == 404
-
-    run(work())
+async def test_models_of_a_client_are_the_only_ones_that_it_sees(tmp_path: Path) -> None:
+    async with staged(tmp_path, gateway=_gateway(tmp_path)) as stage:
+        seen = {}
+        for name in CLIENTS:
+            found = (await _send(stage, "GET", "/v1/models", f"key-of-{name}"))[1]
+            seen[name] = [card["id"] for card in found["data"]]
+        assert seen == {
+            "laptop": ["a", "alpha"],
+            "ci": ["a", "alpha", "b"],
+            "operator": ["a", "alpha", "b"],
+            "nothing": [],
+        }
+        assert (await _send(stage, "GET", "/v1/models/b", "key-of-laptop"))[0] == 404
 
 
-def test_client_that_is_no_admin_controls_nothing(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, gateway=_gateway(tmp_path, api_key="operators-key")) as stage:
-            assert (await _ask(stage, "key-of-ci", "a"))[0] == 200
-            for method, path in ADMIN:
-                status, content, _ = await _send(stage, method, path, "key-of-ci")
-                assert status == 403 and "client ci has no admin access" in content["error"]["message"]
-            for key in ("key-of-operator", "operators-key"):
-                for path in ("/status", "/metrics", "/logs/a"):
-                    assert (await _send(stage, "GET", path, key))[0] == 200
-
-    run(work())
+async def test_client_that_is_no_admin_controls_nothing(tmp_path: Path) -> None:
+    async with staged(tmp_path, gateway=_gateway(tmp_path, api_key="operators-key")) as stage:
+        assert (await _ask(stage, "key-of-ci", "a"))[0] == 200
+        for method, path in ADMIN:
+            status, content, _ = await _send(stage, method, path, "key-of-ci")
+            assert status == 403 and "client ci has no admin access" in content["error"]["message"]
+        for key in ("key-of-operator", "operators-key"):
+            for path in ("/status", "/metrics", "/logs/a"):
+                assert (await _send(stage, "GET", path, key))[0] == 200
 
 
-def test_status_and_metrics_count_requests_and_refusals_without_the_key(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, gateway=_gateway(tmp_path)) as stage:
-            for key, model in [("wrong", "a"), ("key-of-laptop", "b"), *[("key-of-laptop", "a")] * 3]:
-                await _ask(stage, key, model)
-            await _send(stage, "GET", "/status", "key-of-ci")
-            document = (await _send(stage, "GET", "/status", "key-of-operator"))[1]
-            assert document["requests"]["refused"] == {"401": 1, "403": 2}
-            text = (await _send(stage, "GET", "/metrics", "key-of-operator"))[1]
-            for code, count in (("401", 1.0), ("403", 2.0)):
-                assert f'refused_total{{code="{code}"}} {count}' in text
-            for outcome, count in (("admitted", 3.0), ("other_model", 1.0)):
-                assert f'client_requests_total{{client="laptop",outcome="{outcome}"}} {count}' in text
-            assert "key-of" not in text
-
-    run(work())
+async def test_status_and_metrics_count_requests_and_refusals_without_the_key(tmp_path: Path) -> None:
+    async with staged(tmp_path, gateway=_gateway(tmp_path)) as stage:
+        for key, model in [("wrong", "a"), ("key-of-laptop", "b"), *[("key-of-laptop", "a")] * 3]:
+            await _ask(stage, key, model)
+        await _send(stage, "GET", "/status", "key-of-ci")
+        document = (await _send(stage, "GET", "/status", "key-of-operator"))[1]
+        assert document["requests"]["refused"] == {"401": 1, "403": 2}
+        text = (await _send(stage, "GET", "/metrics", "key-of-operator"))[1]
+        for code, count in (("401", 1.0), ("403", 2.0)):
+            assert f'refused_total{{code="{code}"}} {count}' in text
+        for outcome, count in (("admitted", 3.0), ("other_model", 1.0)):
+            assert f'client_requests_total{{client="laptop",outcome="{outcome}"}} {count}' in text
+        assert "key-of" not in text
 
 
-def test_running_gateway_notices_a_changed_key_and_survives_a_broken_file(tmp_path: Path) -> None:
+async def test_running_gateway_notices_a_changed_key_and_survives_a_broken_file(tmp_path: Path) -> None:
     async def answers(stage: Stage, key: str) -> int:
         return (await _send(stage, "GET", "/v1/models", key))[0]
 
-    async def work() -> None:
-        async with asyncio.timeout(60), staged(tmp_path, gateway=_gateway(tmp_path)) as stage:
-            sink = io.StringIO()
-            stage.driver.log = Log(sink)
-            (tmp_path / "ci.key").write_text("rotated\n")
-            while await answers(stage, "rotated") != 200:
-                await asyncio.sleep(0.01)
-            assert await answers(stage, "key-of-ci") == 401
-            (tmp_path / "keys.toml").write_text("[ci\n")
-            await wait_until(lambda: "client keys refused" in sink.getvalue())
-            assert await answers(stage, "rotated") == 200 and "rotated" not in sink.getvalue()
-            assert "as TOML: " in stage.driver.status()["host"]["client_keys_error"]
-            assert b"coldstart_host_client_keys_refused 1.0" in stage.driver.metrics.text()
-            write_clients(tmp_path, {"ci": 'models = ["a", "absent"]'})
-            await wait_until(
-                lambda: "client ci may use the model absent, which does not exist" in sink.getvalue()
-            )
-            assert sink.getvalue().count("which does not exist") == 1
-            assert not stage.driver.status()["host"]["client_keys_error"]
-            assert b"coldstart_host_client_keys_refused 0.0" in stage.driver.metrics.text()
-            (tmp_path / "ci.key").chmod(0o644)
-            await wait_until(lambda: "chmod 600" in sink.getvalue())
-
-    run(work())
+    async with asyncio.timeout(60), staged(tmp_path, gateway=_gateway(tmp_path)) as stage:
+        sink = io.StringIO()
+        stage.driver.log = Log(sink)
+        (tmp_path / "ci.key").write_text("rotated\n")
+        while await answers(stage, "rotated") != 200:
+            await asyncio.sleep(0.01)
+        assert await answers(stage, "key-of-ci") == 401
+        (tmp_path / "keys.toml").write_text("[ci\n")
+        await wait_until(lambda: "client keys refused" in sink.getvalue())
+        assert await answers(stage, "rotated") == 200 and "rotated" not in sink.getvalue()
+        assert "as TOML: " in stage.driver.status()["host"]["client_keys_error"]
+        assert b"coldstart_host_client_keys_refused 1.0" in stage.driver.metrics.text()
+        write_clients(tmp_path, {"ci": 'models = ["a", "absent"]'})
+        await wait_until(
+            lambda: "client ci may use the model absent, which does not exist" in sink.getvalue()
+        )
+        assert sink.getvalue().count("which does not exist") == 1
+        assert not stage.driver.status()["host"]["client_keys_error"]
+        assert b"coldstart_host_client_keys_refused 0.0" in stage.driver.metrics.text()
+        (tmp_path / "ci.key").chmod(0o644)
+        await wait_until(lambda: "chmod 600" in sink.getvalue())

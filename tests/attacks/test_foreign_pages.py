@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fake_upstream import Stage, run, staged
+from support.fake_upstream import Stage, staged
 
 from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.live import app
@@ -21,15 +22,12 @@ JSON = {"Content-Type": "application/json"}
 FORMS = ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", None]
 
 
-def attack(directory: Path, work: Callable[[Stage], Awaitable[None]], **endpoint: Any) -> None:
-    """Run `work` against a gateway that serves model a."""
-
-    async def both() -> None:
-        async with staged(directory, gateway={"endpoint": GatewayEndpoint(**endpoint)}) as stage:
-            assert (await stage.ask(model="a", prompt="good"))[0] == 200
-            await work(stage)
-
-    run(both())
+@asynccontextmanager
+async def attack(directory: Path, **endpoint: Any) -> AsyncIterator[Stage]:
+    """Yield a gateway that serves model a."""
+    async with staged(directory, gateway={"endpoint": GatewayEndpoint(**endpoint)}) as stage:
+        assert (await stage.ask(model="a", prompt="good"))[0] == 200
+        yield stage
 
 
 async def ask(stage: Stage, path: str, method: str = "GET", **headers: str | None) -> tuple[int, str]:
@@ -42,8 +40,8 @@ async def ask(stage: Stage, path: str, method: str = "GET", **headers: str | Non
 
 
 @pytest.mark.parametrize("kind", FORMS)
-def test_foreign_form_changes_nothing(tmp_path: Path, kind: str | None) -> None:
-    async def work(stage: Stage) -> None:
+async def test_foreign_form_changes_nothing(tmp_path: Path, kind: str | None) -> None:
+    async with attack(tmp_path) as stage:
         for path in ("/unload", "/unload/a", "/load/b", "/v1/completions"):
             # With and without an Origin header, which old browsers do not send.
             assert (await ask(stage, path, "POST", Content_Type=kind))[0] == 415
@@ -51,23 +49,19 @@ def test_foreign_form_changes_nothing(tmp_path: Path, kind: str | None) -> None:
             assert (await ask(stage, path, "POST", Content_Type=kind, Origin="null"))[0] == 403
         assert stage.servers.last("a").asked == ["good"] and "a" in stage.driver.lifecycle.replicas
 
-    attack(tmp_path, work)
 
-
-def test_foreign_page_gets_no_consent_to_send_json(tmp_path: Path) -> None:
-    async def work(stage: Stage) -> None:
+async def test_foreign_page_gets_no_consent_to_send_json(tmp_path: Path) -> None:
+    async with attack(tmp_path) as stage:
         url = stage.url + "/unload"
         asked = {"Origin": FOREIGN, "Access-Control-Request-Method": "POST"}
         async with stage.client.options(url, headers=asked) as answer:
             assert answer.status == 403
             assert not [name for name in answer.headers if name.lower().startswith("access-control")]
 
-    attack(tmp_path, work)
-
 
 @pytest.mark.parametrize("path", ["/status", "/logs/a", "/metrics", "/v1/models", "/ui"])
-def test_rebound_name_reads_nothing(tmp_path: Path, path: str) -> None:
-    async def work(stage: Stage) -> None:
+async def test_rebound_name_reads_nothing(tmp_path: Path, path: str) -> None:
+    async with attack(tmp_path) as stage:
         for name in (
             "evil.example",
             "evil.example:8000",
@@ -80,32 +74,28 @@ def test_rebound_name_reads_nothing(tmp_path: Path, path: str) -> None:
         for name in ("localhost", "LOCALHOST:8000", "127.0.0.1", "[::1]:8000", "localhost."):
             assert (await ask(stage, path, Host=name))[0] == 200
 
-    attack(tmp_path, work)
 
-
-def test_rebound_name_changes_nothing(tmp_path: Path) -> None:
-    async def work(stage: Stage) -> None:
+async def test_rebound_name_changes_nothing(tmp_path: Path) -> None:
+    async with attack(tmp_path) as stage:
         rebound = {"Host": "evil.example:8000", "Origin": "http://evil.example:8000", **JSON}
         for path in ("/unload", "/v1/completions"):
             async with stage.client.post(stage.url + path, data=b"{}", headers=rebound) as answer:
                 assert answer.status == 421
         assert "a" in stage.driver.lifecycle.replicas
 
-    attack(tmp_path, work)
 
-
-def test_websocket_of_a_foreign_page_is_refused(tmp_path: Path) -> None:
-    async def work(stage: Stage) -> None:
+async def test_websocket_of_a_foreign_page_is_refused(tmp_path: Path) -> None:
+    async with attack(tmp_path) as stage:
         for path in ("/status", "/v1/completions"):
             upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Origin": FOREIGN}
             async with stage.client.get(stage.url + path, headers=upgrade) as answer:
                 assert answer.status == 400
 
-    attack(tmp_path, work)
 
-
-def test_own_page_and_allowed_sites_work(tmp_path: Path) -> None:
-    async def work(stage: Stage) -> None:
+async def test_own_page_and_allowed_sites_work(tmp_path: Path) -> None:
+    async with attack(
+        tmp_path, allow_hosts=("gpu.example",), allow_origins=("https://chat.example",)
+    ) as stage:
         host = stage.url.removeprefix("http://")
         assert (await ask(stage, "/status", Origin=stage.url))[0] == 200
         assert (await ask(stage, "/status", Host="gpu.example", Origin="https://gpu.example"))[0] == 200
@@ -119,23 +109,15 @@ def test_own_page_and_allowed_sites_work(tmp_path: Path) -> None:
             assert answer.status == 200
         assert (await ask(stage, "/status", Origin=FOREIGN))[0] == 403
 
-    attack(tmp_path, work, allow_hosts=("gpu.example",), allow_origins=("https://chat.example",))
 
-
-def test_request_with_the_key_needs_no_known_name(tmp_path: Path) -> None:
-    async def work(stage: Stage) -> None:
+async def test_request_with_the_key_needs_no_known_name(tmp_path: Path) -> None:
+    async with staged(tmp_path, gateway={"endpoint": GatewayEndpoint(api_key="k")}) as stage:
         assert (await ask(stage, "/status", Host="service.cluster"))[0] == 401
         assert (await ask(stage, "/status", Host="service.cluster", X_Api_Key="k"))[0] == 200
 
-    async def both() -> None:
-        async with staged(tmp_path, gateway={"endpoint": GatewayEndpoint(api_key="k")}) as stage:
-            await work(stage)
 
-    run(both())
-
-
-def test_page_runs_its_own_scripts_alone_and_in_no_frame(tmp_path: Path) -> None:
-    async def work(stage: Stage) -> None:
+async def test_page_runs_its_own_scripts_alone_and_in_no_frame(tmp_path: Path) -> None:
+    async with attack(tmp_path) as stage:
         async with stage.client.get(stage.url + "/ui") as answer:
             policy, page = answer.headers["content-security-policy"], await answer.text()
             assert answer.headers["x-content-type-options"] == "nosniff"
@@ -147,5 +129,3 @@ def test_page_runs_its_own_scripts_alone_and_in_no_frame(tmp_path: Path) -> None
         assert f'content="{policy.partition("; frame-ancestors")[0]}"' in page
         assert not re.search(r"\son[a-z]+=", page.replace(found[0], ""))
         assert app.read_page() is app.read_page()
-
-    attack(tmp_path, work)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fake_upstream import Stage, run, staged, wait_until
+from support.fake_upstream import Stage, staged, wait_until
 from support.fleet_rig import deployment, fleet
 
 from coldstart.host.endpoint import GatewayEndpoint, GatewayLimits
@@ -64,17 +65,14 @@ class Attacker:
         self.writer.transport.abort()
 
 
-def attack(directory: Path, work: Callable[[Stage], Awaitable[None]], **limits: Any) -> None:
-    """Run `work` against a gateway with these limits; afterwards a client is served and no connection is left."""
+@asynccontextmanager
+async def attack(directory: Path, **limits: Any) -> AsyncIterator[Stage]:
+    """Yield a gateway with these limits; afterwards a client is served and no connection is left."""
     endpoint = GatewayEndpoint(limits=GatewayLimits(**limits))
-
-    async def both() -> None:
-        async with staged(directory, gateway={"endpoint": endpoint}) as stage:
-            await work(stage)
-            assert (await stage.ask(model="a", prompt="good"))[0] == 200
-            await wait_until(lambda: not stage.server.server_state.connections)
-
-    run(both())
+    async with staged(directory, gateway={"endpoint": endpoint}) as stage:
+        yield stage
+        assert (await stage.ask(model="a", prompt="good"))[0] == 200
+        await wait_until(lambda: not stage.server.server_state.connections)
 
 
 @pytest.mark.parametrize(
@@ -82,8 +80,8 @@ def attack(directory: Path, work: Callable[[Stage], Awaitable[None]], **limits: 
     [b"x" * 4096, b"x: y\r\n" * 512, b"GET /" + b"x" * 65536],
     ids=["one header", "many headers", "a long path"],
 )
-def test_endless_headers_are_refused_after_the_limit(tmp_path: Path, piece: bytes) -> None:
-    async def work(stage: Stage) -> None:
+async def test_endless_headers_are_refused_after_the_limit(tmp_path: Path, piece: bytes) -> None:
+    async with attack(tmp_path) as stage:
         attacker = await Attacker.connect(stage)
         await attacker.send(b"" if piece.startswith(b"GET") else GET + b"a: ")
         sent = await attacker.send_until_refused(piece, 64 << 20)
@@ -91,27 +89,21 @@ def test_endless_headers_are_refused_after_the_limit(tmp_path: Path, piece: byte
         assert await attacker.status() in (0, 431)
         attacker.close()
 
-    attack(tmp_path, work)
 
-
-def test_headers_over_the_limit_get_431(tmp_path: Path) -> None:
-    async def work(stage: Stage) -> None:
+async def test_headers_over_the_limit_get_431(tmp_path: Path) -> None:
+    async with attack(tmp_path, head_bytes=1024) as stage:
         for head in (b"a: " + b"x" * 2000 + b"\r\n", b"a: b\r\n" * 200):
             attacker = await Attacker.connect(stage)
             await attacker.send(GET + head + b"\r\n")
             assert await attacker.status() == 431
 
-    attack(tmp_path, work, head_bytes=1024)
 
-
-def test_endless_trailers_are_refused(tmp_path: Path) -> None:
-    async def work(stage: Stage) -> None:
+async def test_endless_trailers_are_refused(tmp_path: Path) -> None:
+    async with attack(tmp_path) as stage:
         attacker = await Attacker.connect(stage)
         await attacker.send(POST + b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n0\r\na: ")
         assert await attacker.send_until_refused(b"x" * 4096, 64 << 20) < 16 << 20
         attacker.close()
-
-    attack(tmp_path, work)
 
 
 @pytest.mark.parametrize(
@@ -119,58 +111,50 @@ def test_endless_trailers_are_refused(tmp_path: Path) -> None:
     [b"", b"GET /health HTTP/1.1\r\nhost: loc", GET + b"\r\n" + GET],
     ids=["nothing", "half of the headers", "half of the second request"],
 )
-def test_half_headers_end_after_their_time(tmp_path: Path, start: bytes) -> None:
-    async def work(stage: Stage) -> None:
+async def test_half_headers_end_after_their_time(tmp_path: Path, start: bytes) -> None:
+    async with attack(tmp_path, head_s=0.1) as stage:
         attacker = await Attacker.connect(stage)
         await attacker.send(start)
         found = await attacker.answer()
         assert found.endswith(b'"code": 408}}')
         assert found.count(b" 200 OK") == start.count(b"\r\n\r\n")
 
-    attack(tmp_path, work, head_s=0.1)
 
-
-def test_empty_lines_do_not_keep_a_connection_open(tmp_path: Path) -> None:
-    async def work(stage: Stage) -> None:
+async def test_empty_lines_do_not_keep_a_connection_open(tmp_path: Path) -> None:
+    async with attack(tmp_path, head_s=0.1) as stage:
         attacker = await Attacker.connect(stage)
         await attacker.send(GET + b"\r\n")
         await attacker.reader.readuntil(b"\r\n\r\n")
         await attacker.send(b"\r\n")
         assert await attacker.status() == 408
 
-    attack(tmp_path, work, head_s=0.1)
 
-
-def test_slow_body_ends_after_its_time(tmp_path: Path) -> None:
-    async def work(stage: Stage) -> None:
+async def test_slow_body_ends_after_its_time(tmp_path: Path) -> None:
+    async with attack(tmp_path, body_s=0.1) as stage:
         attacker = await Attacker.connect(stage)
         await attacker.send(POST + b"content-length: 100\r\n\r\n{")
         assert await attacker.status() == 408
 
-    attack(tmp_path, work, body_s=0.1)
 
-
-def test_rest_of_a_refused_body_is_not_awaited(tmp_path: Path) -> None:
-    async def work(stage: Stage) -> None:
+async def test_rest_of_a_refused_body_is_not_awaited(tmp_path: Path) -> None:
+    async with attack(tmp_path, head_s=0.1) as stage:
         attacker = await Attacker.connect(stage)
         await attacker.send(
             POST.replace(b"application/json", b"text/plain") + b"content-length: 100\r\n\r\n{"
         )
         assert await attacker.status() == 415
 
-    attack(tmp_path, work, head_s=0.1)
-
 
 @pytest.mark.parametrize("framing", [b"content-length: 2000", b"transfer-encoding: chunked"])
 @pytest.mark.parametrize("path", [b"/v1/completions", b"/unload"])
-def test_body_over_the_limit_is_refused_on_every_path(tmp_path: Path, framing: bytes, path: bytes) -> None:
-    async def work(stage: Stage) -> None:
+async def test_body_over_the_limit_is_refused_on_every_path(
+    tmp_path: Path, framing: bytes, path: bytes
+) -> None:
+    async with attack(tmp_path, body_bytes=1024) as stage:
         attacker = await Attacker.connect(stage)
         body = b" " * 2000 if b"length" in framing else b"7d0\r\n" + b" " * 2000 + b"\r\n0\r\n\r\n"
         await attacker.send(POST.replace(b"/v1/completions", path) + framing + b"\r\n\r\n" + body)
         assert await attacker.status() == 413
-
-    attack(tmp_path, work, body_bytes=1024)
 
 
 async def _find_border(ask: Callable[[str], Awaitable[int]]) -> tuple[int, set[int]]:
@@ -188,8 +172,9 @@ async def _find_border(ask: Callable[[str], Awaitable[int]]) -> tuple[int, set[i
 
 
 @pytest.mark.parametrize("model", ["a", "alpha"], ids=["passed on", "another name is written"])
-def test_json_of_any_depth_passes_or_is_a_400(tmp_path: Path, model: str) -> None:
-    async def work(stage: Stage) -> None:
+async def test_json_of_any_depth_passes_or_is_a_400(tmp_path: Path, model: str) -> None:
+    async with attack(tmp_path) as stage:
+
         async def ask(deep: str) -> int:
             body = f'{{"model": "{model}", "prompt": "x", "pieces": 1, "deep": {deep}}}'
             async with stage.client.post(stage.url + "/v1/completions", data=body, headers=JSON) as answer:
@@ -198,32 +183,25 @@ def test_json_of_any_depth_passes_or_is_a_400(tmp_path: Path, model: str) -> Non
         passed, statuses = await _find_border(ask)
         assert passed > 100 and statuses == {200, 400}
 
-    attack(tmp_path, work)
+
+async def test_json_of_any_depth_in_a_resumable_stream_passes_or_is_a_400(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as stage:
+        stage.deploy(deployment("a"))
+
+        async def ask(deep: str) -> int:
+            body = f'{{"model": "a", "prompt": "x", "stream": true, "max_tokens": 1, "logit_bias": {deep}}}'
+            url = stage.rig.url + "/v1/completions"
+            async with stage.client.post(url, data=body, headers=JSON) as answer:
+                if answer.status == 200:
+                    assert "[DONE]" in await answer.text()
+                return answer.status
+
+        passed, statuses = await _find_border(ask)
+        assert passed > 100 and statuses == {200, 400}
 
 
-def test_json_of_any_depth_in_a_resumable_stream_passes_or_is_a_400(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with fleet(tmp_path) as stage:
-            stage.deploy(deployment("a"))
-
-            async def ask(deep: str) -> int:
-                body = (
-                    f'{{"model": "a", "prompt": "x", "stream": true, "max_tokens": 1, "logit_bias": {deep}}}'
-                )
-                url = stage.rig.url + "/v1/completions"
-                async with stage.client.post(url, data=body, headers=JSON) as answer:
-                    if answer.status == 200:
-                        assert "[DONE]" in await answer.text()
-                    return answer.status
-
-            passed, statuses = await _find_border(ask)
-            assert passed > 100 and statuses == {200, 400}
-
-    run(work())
-
-
-def test_waiting_bodies_take_no_more_memory_than_the_limit(tmp_path: Path) -> None:
-    async def work(stage: Stage) -> None:
+async def test_waiting_bodies_take_no_more_memory_than_the_limit(tmp_path: Path) -> None:
+    async with attack(tmp_path, body_bytes=1024, buffered_bytes=8192, head_s=0.2) as stage:
         waiting = []
         for _ in range(10):
             attacker = await Attacker.connect(stage)
@@ -237,11 +215,9 @@ def test_waiting_bodies_take_no_more_memory_than_the_limit(tmp_path: Path) -> No
             attacker.close()
         await asyncio.wait(refused)
 
-    attack(tmp_path, work, body_bytes=1024, buffered_bytes=8192, head_s=0.2)
 
-
-def test_connections_above_the_limit_get_503(tmp_path: Path) -> None:
-    async def work(stage: Stage) -> None:
+async def test_connections_above_the_limit_get_503(tmp_path: Path) -> None:
+    async with attack(tmp_path, connections=4) as stage:
         attackers = [await Attacker.connect(stage) for _ in range(5)]
         await attackers[0].send(GET + b"\r\n")
         assert b" 200 OK" in await attackers[0].reader.readuntil(b"\r\n\r\n")
@@ -250,8 +226,6 @@ def test_connections_above_the_limit_get_503(tmp_path: Path) -> None:
         for attacker in attackers:
             attacker.close()
         await wait_until(lambda: not stage.server.server_state.connections)
-
-    attack(tmp_path, work, connections=4)
 
 
 def test_descriptors_bound_the_connections_and_the_soft_limit_is_raised(
@@ -265,8 +239,8 @@ def test_descriptors_bound_the_connections_and_the_soft_limit_is_raised(
     assert 0 < found <= (1024 - http_server.RESERVED_DESCRIPTORS) // 2
 
 
-def test_client_that_does_not_read_is_disconnected_and_holds_no_model(tmp_path: Path) -> None:
-    async def work(stage: Stage) -> None:
+async def test_client_that_does_not_read_is_disconnected_and_holds_no_model(tmp_path: Path) -> None:
+    async with attack(tmp_path, write_s=0.5) as stage:
         attacker = await Attacker.connect(stage)
         body = json.dumps({"model": "a", "prompt": "x" * 4000, "pieces": 1_000_000, "stream": True}).encode()
         await attacker.send(POST + b"content-length: %d\r\n\r\n" % len(body) + body)
@@ -277,38 +251,32 @@ def test_client_that_does_not_read_is_disconnected_and_holds_no_model(tmp_path: 
         assert stage.servers.last("a").gone
         attacker.close()
 
-    attack(tmp_path, work, write_s=0.5)
 
-
-def test_invalid_requests_write_nothing_to_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def work(stage: Stage) -> None:
+async def test_invalid_requests_write_nothing_to_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with attack(tmp_path) as stage:
         for data in (b"nothing\r\n\r\n", GET + b"connection: upgrade\r\nupgrade: x\r\n\r\n"):
             attacker = await Attacker.connect(stage)
             await attacker.send(data)
             await attacker.reader.readline()
             attacker.close()
-
-    attack(tmp_path, work)
     assert [one for one in caplog.records if one.name.startswith("uvicorn")] == []
 
 
-def test_pipelined_requests_are_bounded(tmp_path: Path) -> None:
-    async def work(stage: Stage) -> None:
+async def test_pipelined_requests_are_bounded(tmp_path: Path) -> None:
+    async with attack(tmp_path) as stage:
         attacker = await Attacker.connect(stage)
         await attacker.send((GET + b"\r\n") * 5000)
         assert (await attacker.answer()).count(b" 200 OK") < 1000
         attacker.close()
 
-    attack(tmp_path, work)
-
 
 @pytest.mark.parametrize("given", [b"a\tb", b'"quoted"', b"<script>", b"{}", b"a b", b"x" * 129])
-def test_request_id_with_other_characters_is_replaced(tmp_path: Path, given: bytes) -> None:
-    async def work(stage: Stage) -> None:
+async def test_request_id_with_other_characters_is_replaced(tmp_path: Path, given: bytes) -> None:
+    async with attack(tmp_path) as stage:
         headers = {"X-Request-Id": given.decode()}
         url = stage.url + "/v1/completions"
         async with stage.client.post(url, json={"model": "a", "prompt": "x"}, headers=headers) as answer:
             assert answer.status == 200 and len(answer.headers["x-request-id"]) == 32
         assert stage.servers.last("a").headers[0]["x-request-id"] != given.decode()
-
-    attack(tmp_path, work)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fake_upstream import run, staged
+from support.fake_upstream import staged
 
 from coldstart.host.endpoint import GatewayEndpoint
 
@@ -110,34 +110,26 @@ async def send_parts(port: int, split: str, head: bytes, rest: bytes) -> list[tu
         return [first, *await client.read_answers()]
 
 
-def attack(directory: Path, head: bytes, rest: bytes = SMUGGLED) -> None:
+async def attack(directory: Path, head: bytes, rest: bytes = SMUGGLED) -> None:
     """Send an ambiguous request: its only answer is 400, no prompt reaches a model, and the gateway serves others."""
-
-    async def work() -> None:
-        async with open_gateway(directory) as (port, list_asked):
-            for split in SPLITS:
-                found = await send_parts(port, split, head, rest)
-                assert (split, [status for status, _ in found], list_asked()) == (split, [400], [])
-                assert json.loads(found[0][1])["error"]["code"] == 400
-            assert (await send_parts(port, "together", build_request(), b""))[0][0] == 200
-            assert list_asked() == ["good"]
-
-    run(work())
+    async with open_gateway(directory) as (port, list_asked):
+        for split in SPLITS:
+            found = await send_parts(port, split, head, rest)
+            assert (split, [status for status, _ in found], list_asked()) == (split, [400], [])
+            assert json.loads(found[0][1])["error"]["code"] == 400
+        assert (await send_parts(port, "together", build_request(), b""))[0][0] == 200
+        assert list_asked() == ["good"]
 
 
-def serve(directory: Path, data: bytes) -> None:
+async def serve(directory: Path, data: bytes) -> None:
     """Send a valid request in 1, 2, 3 and many parts over one connection: each time it reaches a model with its body."""
-
-    async def work() -> None:
-        async with open_gateway(directory) as (port, list_asked), Connection.open(port) as client:
-            for number, pieces in enumerate((1, 2, 3, len(data)), 1):
-                size = -(-len(data) // pieces)
-                await client.send(*(data[start : start + size] for start in range(0, len(data), size)))
-                status, body = await client.read_answer()
-                assert (pieces, status, json.loads(body)["text"][0]) == (pieces, 200, "good")
-                assert list_asked() == ["good"] * number
-
-    run(work())
+    async with open_gateway(directory) as (port, list_asked), Connection.open(port) as client:
+        for number, pieces in enumerate((1, 2, 3, len(data)), 1):
+            size = -(-len(data) // pieces)
+            await client.send(*(data[start : start + size] for start in range(0, len(data), size)))
+            status, body = await client.read_answer()
+            assert (pieces, status, json.loads(body)["text"][0]) == (pieces, 200, "good")
+            assert list_asked() == ["good"] * number
 
 
 UPGRADES = {
@@ -152,21 +144,21 @@ UPGRADES = {
 
 
 @pytest.mark.parametrize("fields", UPGRADES.values(), ids=UPGRADES)
-def test_body_of_an_upgrade_is_no_request(tmp_path: Path, fields: bytes) -> None:
-    attack(tmp_path, POST + TYPE + fields + LENGTH + b"\r\n")
+async def test_body_of_an_upgrade_is_no_request(tmp_path: Path, fields: bytes) -> None:
+    await attack(tmp_path, POST + TYPE + fields + LENGTH + b"\r\n")
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/models", "/ui", "/unknown"])
-def test_upgrade_on_an_open_or_unknown_path_is_refused(tmp_path: Path, path: str) -> None:
+async def test_upgrade_on_an_open_or_unknown_path_is_refused(tmp_path: Path, path: str) -> None:
     head = b"GET %b HTTP/1.1\r\nhost: localhost\r\n" % path.encode()
-    attack(tmp_path, head + UPGRADES["any protocol"] + LENGTH + b"\r\n")
+    await attack(tmp_path, head + UPGRADES["any protocol"] + LENGTH + b"\r\n")
 
 
-def test_request_of_the_next_client_is_not_completed_by_a_body(tmp_path: Path) -> None:
+async def test_request_of_the_next_client_is_not_completed_by_a_body(tmp_path: Path) -> None:
     """The attacker's body is the beginning of a request; the next client's head would add its key."""
     begun = POST + b"connection: close\r\n" + TYPE + b"content-length: %d\r\nx: " % len(GOOD)
     head = POST + UPGRADES["any protocol"] + b"content-length: %d\r\n\r\n" % len(begun)
-    attack(tmp_path, head, begun + POST + KEY + b"\r\n" + GOOD)
+    await attack(tmp_path, head, begun + POST + KEY + b"\r\n" + GOOD)
 
 
 OFFERS = {
@@ -177,39 +169,33 @@ OFFERS = {
 
 @pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunked"])
 @pytest.mark.parametrize("fields", OFFERS.values(), ids=OFFERS)
-def test_request_that_offers_another_protocol_is_served_with_its_body(
+async def test_request_that_offers_another_protocol_is_served_with_its_body(
     tmp_path: Path, fields: bytes, chunked: bool
 ) -> None:
     data = build_request(more=fields)
     if chunked:
         body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(GOOD), GOOD)
         data = POST + fields + KEY + TYPE + CHUNKED + b"\r\n" + body
-    serve(tmp_path, data)
+    await serve(tmp_path, data)
 
 
-def test_offers_that_wait_for_their_turn_are_answered_in_order(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with open_gateway(tmp_path) as (port, list_asked):
-            offers = [build_request(str(number), more=OFFERS["of Java"]) for number in range(8)]
-            found = await send_parts(port, "together", b"".join(offers), build_request())
-            assert [status for status, _ in found] == [200] * 9
-            assert list_asked() == [*map(str, range(8)), "good"]
-
-    run(work())
+async def test_offers_that_wait_for_their_turn_are_answered_in_order(tmp_path: Path) -> None:
+    async with open_gateway(tmp_path) as (port, list_asked):
+        offers = [build_request(str(number), more=OFFERS["of Java"]) for number in range(8)]
+        found = await send_parts(port, "together", b"".join(offers), build_request())
+        assert [status for status, _ in found] == [200] * 9
+        assert list_asked() == [*map(str, range(8)), "good"]
 
 
-def test_settings_of_another_protocol_are_not_forwarded(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path) as stage:
-            port = int(stage.url.rpartition(":")[2])
-            data = build_request(more=OFFERS["of Java"] + b"x-kept: 1\r\n")
-            async with Connection.open(port) as client:
-                await client.send(data)
-                assert (await client.read_answer())[0] == 200
-            [sent] = stage.servers.last("a").headers
-            assert sent["x-kept"] == "1" and not {"upgrade", "http2-settings"} & set(sent)
-
-    run(work())
+async def test_settings_of_another_protocol_are_not_forwarded(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        port = int(stage.url.rpartition(":")[2])
+        data = build_request(more=OFFERS["of Java"] + b"x-kept: 1\r\n")
+        async with Connection.open(port) as client:
+            await client.send(data)
+            assert (await client.read_answer())[0] == 200
+        [sent] = stage.servers.last("a").headers
+        assert sent["x-kept"] == "1" and not {"upgrade", "http2-settings"} & set(sent)
 
 
 AMBIGUOUS = {
@@ -272,8 +258,8 @@ AMBIGUOUS = {
 
 
 @pytest.mark.parametrize("head", AMBIGUOUS.values(), ids=AMBIGUOUS)
-def test_ambiguous_head_ends_its_connection(tmp_path: Path, head: bytes) -> None:
-    attack(tmp_path, head + b"\r\n")
+async def test_ambiguous_head_ends_its_connection(tmp_path: Path, head: bytes) -> None:
+    await attack(tmp_path, head + b"\r\n")
 
 
 BROKEN_CHUNKS = {
@@ -294,8 +280,8 @@ BROKEN_CHUNKS = {
 
 
 @pytest.mark.parametrize("chunk", BROKEN_CHUNKS.values(), ids=BROKEN_CHUNKS)
-def test_broken_chunk_ends_its_connection(tmp_path: Path, chunk: bytes) -> None:
-    attack(tmp_path, POST + KEY + TYPE + CHUNKED + b"\r\n" + chunk, b"0\r\n\r\n" + SMUGGLED)
+async def test_broken_chunk_ends_its_connection(tmp_path: Path, chunk: bytes) -> None:
+    await attack(tmp_path, POST + KEY + TYPE + CHUNKED + b"\r\n" + chunk, b"0\r\n\r\n" + SMUGGLED)
 
 
 TRAILERS = {
@@ -313,32 +299,26 @@ TRAILERS = {
 
 @pytest.mark.parametrize("key", [True, False], ids=["with a key", "without a key"])
 @pytest.mark.parametrize("trailer", TRAILERS.values(), ids=TRAILERS)
-def test_trailer_changes_nothing(tmp_path: Path, trailer: bytes, key: bool) -> None:
-    async def work() -> None:
-        endpoint = GatewayEndpoint(api_key="k" if key else None)
-        async with staged(tmp_path, gateway={"endpoint": endpoint}) as stage:
-            port = int(stage.url.rpartition(":")[2])
-            head = POST + (KEY if key else b"") + TYPE + b"x-request-id: mine\r\n" + CHUNKED + b"\r\n"
-            async with Connection.open(port) as client:
-                for _ in range(2):
-                    await client.send(head + b"%x\r\n%b\r\n0\r\n%b\r\n" % (len(GOOD), GOOD, trailer))
-                    assert (await client.read_answer())[0] == 200
-            for sent in stage.servers.last("a").headers:
-                assert sent["x-request-id"] == "mine" and "other" not in str(sent)
-
-    run(work())
+async def test_trailer_changes_nothing(tmp_path: Path, trailer: bytes, key: bool) -> None:
+    endpoint = GatewayEndpoint(api_key="k" if key else None)
+    async with staged(tmp_path, gateway={"endpoint": endpoint}) as stage:
+        port = int(stage.url.rpartition(":")[2])
+        head = POST + (KEY if key else b"") + TYPE + b"x-request-id: mine\r\n" + CHUNKED + b"\r\n"
+        async with Connection.open(port) as client:
+            for _ in range(2):
+                await client.send(head + b"%x\r\n%b\r\n0\r\n%b\r\n" % (len(GOOD), GOOD, trailer))
+                assert (await client.read_answer())[0] == 200
+        for sent in stage.servers.last("a").headers:
+            assert sent["x-request-id"] == "mine" and "other" not in str(sent)
 
 
 @pytest.mark.parametrize("name", [b"authorization: Bearer k", b"x-api-key: k", b"host: localhost"])
-def test_trailer_adds_no_rights(tmp_path: Path, name: bytes) -> None:
-    async def work() -> None:
-        async with open_gateway(tmp_path) as (port, list_asked):
-            head = POST + TYPE + CHUNKED + b"\r\n%x\r\n%b\r\n0\r\n" % (len(GOOD), GOOD)
-            found = await send_parts(port, "together", head + name + b"\r\n\r\n", build_request("next"))
-            assert [status for status, _ in found] == [401, 200]
-            assert list_asked() == ["next"]
-
-    run(work())
+async def test_trailer_adds_no_rights(tmp_path: Path, name: bytes) -> None:
+    async with open_gateway(tmp_path) as (port, list_asked):
+        head = POST + TYPE + CHUNKED + b"\r\n%x\r\n%b\r\n0\r\n" % (len(GOOD), GOOD)
+        found = await send_parts(port, "together", head + name + b"\r\n\r\n", build_request("next"))
+        assert [status for status, _ in found] == [401, 200]
+        assert list_asked() == ["next"]
 
 
 VALID = {
@@ -354,5 +334,5 @@ VALID = {
 
 
 @pytest.mark.parametrize("data", VALID.values(), ids=VALID)
-def test_unambiguous_request_is_served(tmp_path: Path, data: bytes) -> None:
-    serve(tmp_path, data)
+async def test_unambiguous_request_is_served(tmp_path: Path, data: bytes) -> None:
+    await serve(tmp_path, data)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +18,6 @@ from typing import Any
 
 import aiohttp
 import uvicorn
-import uvloop
 from aiohttp import web
 from support import fake_model
 
@@ -286,12 +285,6 @@ class FakeServers:
     async def begins(self, count: int) -> None:
         """Wait until `count` servers have started."""
         await wait_until(lambda: len(self.begun) >= count)
-
-
-def run(work: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine on the gateway's event loop."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(work)
 
 
 async def wait_until(condition: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from coldstart.commands.fleet import render
-from support.fake_upstream import run, wait_until
+from support.fake_upstream import wait_until
 from support.fleet_rig import SETTINGS, FleetStage, deployment, fleet
 
 from coldstart.fleet.specification import Costs, FleetSettings
@@ -60,61 +60,48 @@ async def _start(stage: FleetStage, tpot_s: float) -> tuple[int, int]:
 
 @pytest.mark.parametrize("consolidate", [False, True])
 @pytest.mark.parametrize("tpot_s", BY_PAPER)
-def test_objective_changes_the_started_pipeline_as_in_the_paper(
+async def test_objective_changes_the_started_pipeline_as_in_the_paper(
     tmp_path: Path, tpot_s: float, consolidate: bool
 ) -> None:
-    async def work() -> None:
-        settings = FleetSettings(consolidate=consolidate)
-        async with fleet(tmp_path, 4, 30_000, settings=settings, network=LINK) as stage:
-            for node in stage.rig.nodes.values():
-                node.servers.hold = True
-            chosen = await _start(stage, tpot_s)
-            # A pipeline that is consolidated needs a worker to consolidate into.
-            assert chosen == paper(tpot_s, least_full=int(consolidate))
-            status = stage.control.status()
-            (group,) = status["models"][0]["groups"]
-            assert group["choice"] in render(status)
-            reason = (
-                "nothing meets the limits; first token"
-                if chosen[0] == 1
-                else "one worker answers after 7.8 s, 2"
-            )
-            assert reason in group["choice"]
-
-    run(work())
+    settings = FleetSettings(consolidate=consolidate)
+    async with fleet(tmp_path, 4, 30_000, settings=settings, network=LINK) as stage:
+        for node in stage.rig.nodes.values():
+            node.servers.hold = True
+        chosen = await _start(stage, tpot_s)
+        # A pipeline that is consolidated needs a worker to consolidate into.
+        assert chosen == paper(tpot_s, least_full=int(consolidate))
+        status = stage.control.status()
+        (group,) = status["models"][0]["groups"]
+        assert group["choice"] in render(status)
+        reason = (
+            "nothing meets the limits; first token" if chosen[0] == 1 else "one worker answers after 7.8 s, 2"
+        )
+        assert reason in group["choice"]
 
 
-def test_one_worker_where_pipelines_are_not_allowed(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with fleet(tmp_path, 2, 30_000, settings=SETTINGS, network=LINK) as stage:
-            assert await _start(stage, 0.2) == (1, 1)
-
-    run(work())
+async def test_one_worker_where_pipelines_are_not_allowed(tmp_path: Path) -> None:
+    async with fleet(tmp_path, 2, 30_000, settings=SETTINGS, network=LINK) as stage:
+        assert await _start(stage, 0.2) == (1, 1)
 
 
-def test_hops_of_servers_are_measured_once_for_each_pair(tmp_path: Path) -> None:
-    async def work() -> None:
-        listening = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
-        async with listening, fleet(tmp_path, 3) as stage:
-            control, calls = stage.control, list[Any]()
-            for node in stage.rig.nodes.values():
-                node.place = listening.sockets[0].getsockname()[:2]
-                time_hops = node.node.time_hops
+async def test_hops_of_servers_are_measured_once_for_each_pair(tmp_path: Path) -> None:
+    listening = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    async with listening, fleet(tmp_path, 3) as stage:
+        control, calls = stage.control, list[Any]()
+        for node in stage.rig.nodes.values():
+            node.place = listening.sockets[0].getsockname()[:2]
+            time_hops = node.node.time_hops
 
-                async def count(places: Any, measure: Any = time_hops) -> Any:
-                    calls.append(places)
-                    return await measure(places)
+            async def count(places: Any, measure: Any = time_hops) -> Any:
+                calls.append(places)
+                return await measure(places)
 
-                node.node.time_hops = count  # type: ignore[method-assign]
-                control.lose_server(node.spec.name)
-            for node in stage.rig.nodes.values():
-                control.add_server(node.spec, node)
-            await wait_until(lambda: sum(map(len, control.core.roster.hops.values())) == 3)
-            assert sorted(map(len, calls)) == [1, 2]
-            assert all(server["hop_s"] > 0 for server in control.status()["servers"])
-            control.lose_server("s1")
-            assert control.core.roster.hops.keys() == {"s0"} and control.core.roster.hops["s0"].keys() == {
-                "s2"
-            }
-
-    run(work())
+            node.node.time_hops = count  # type: ignore[method-assign]
+            control.lose_server(node.spec.name)
+        for node in stage.rig.nodes.values():
+            control.add_server(node.spec, node)
+        await wait_until(lambda: sum(map(len, control.core.roster.hops.values())) == 3)
+        assert sorted(map(len, calls)) == [1, 2]
+        assert all(server["hop_s"] > 0 for server in control.status()["servers"])
+        control.lose_server("s1")
+        assert control.core.roster.hops.keys() == {"s0"} and control.core.roster.hops["s0"].keys() == {"s2"}

@@ -60,96 +60,84 @@ async def _launched(stage: FleetStage, name: str) -> FakeServer:
     return next(server for server in stage.rig.servers() if server.launch.name == name)
 
 
-def test_rates_follow_the_reservations_and_a_link_that_a_fetch_had_to_itself_is_measured(
+async def test_rates_follow_the_reservations_and_a_link_that_a_fetch_had_to_itself_is_measured(
     tmp_path: Path, prefetcher: Prefetcher
 ) -> None:
-    async def run() -> None:
-        # Slow enough that no reservation ends.
-        async with fleet(tmp_path, count=1, memory=100, settings=SETTINGS, network=0.001) as stage:
-            control = stage.control
-            stage.rig.nodes["s0"].servers.hold = True
-            for name in ("a", "b"):
-                stage.deploy(fetched_from(deployment(name)))
-            first = await _launched(stage, "a")
-            assert first.pace is not None and (first.pace.rate, first.pace.background) == (None, False)
-            second = await _launched(stage, "b")
-            assert second.pace is not None and second.pace.rate == 0.0005
-            await wait_until(lambda: prefetcher.rate("a#1.0") == 0.0005)
-            prefetcher.said["a#1.0"] = ENDED | {"limited": True}
-            await wait_until(lambda: prefetcher.rate("b#1.0") is None)
-            assert control.state.links == {}
-            prefetcher.said["b#1.0"] = ENDED | {"bytes": 64 << 20}
-            await wait_until(lambda: control.state.links == {"s0": float(32 << 20)})
-            (server,) = control.status()["servers"]
-            assert (server["network_bytes_s"], server["observed_bytes_s"]) == (0.001, 32 << 20)
-            link = control.core.roster.servers["s0"].reservations.link
-            assert 0.95 * (32 << 20) < link.rate <= 32 << 20
-            workers = [
-                group["workers"][0] for model in control.status()["models"] for group in model["groups"]
-            ]
-            assert [worker["fetched_bytes"] for worker in workers] == [10, 64 << 20]
-            # The next process knows the rate as well.
-            await stage.rig.kill()
-            await stage.rig.revive()
-            again = stage.control
-            assert again is not None and again is not control
-            assert again.core.roster.servers["s0"].reservations.link.rate == link.rate
-
-    asyncio.run(run())
+    # Slow enough that no reservation ends.
+    async with fleet(tmp_path, count=1, memory=100, settings=SETTINGS, network=0.001) as stage:
+        control = stage.control
+        stage.rig.nodes["s0"].servers.hold = True
+        for name in ("a", "b"):
+            stage.deploy(fetched_from(deployment(name)))
+        first = await _launched(stage, "a")
+        assert first.pace is not None and (first.pace.rate, first.pace.background) == (None, False)
+        second = await _launched(stage, "b")
+        assert second.pace is not None and second.pace.rate == 0.0005
+        await wait_until(lambda: prefetcher.rate("a#1.0") == 0.0005)
+        prefetcher.said["a#1.0"] = ENDED | {"limited": True}
+        await wait_until(lambda: prefetcher.rate("b#1.0") is None)
+        assert control.state.links == {}
+        prefetcher.said["b#1.0"] = ENDED | {"bytes": 64 << 20}
+        await wait_until(lambda: control.state.links == {"s0": float(32 << 20)})
+        (server,) = control.status()["servers"]
+        assert (server["network_bytes_s"], server["observed_bytes_s"]) == (0.001, 32 << 20)
+        link = control.core.roster.servers["s0"].reservations.link
+        assert 0.95 * (32 << 20) < link.rate <= 32 << 20
+        workers = [group["workers"][0] for model in control.status()["models"] for group in model["groups"]]
+        assert [worker["fetched_bytes"] for worker in workers] == [10, 64 << 20]
+        # The next process knows the rate as well.
+        await stage.rig.kill()
+        await stage.rig.revive()
+        again = stage.control
+        assert again is not None and again is not control
+        assert again.core.roster.servers["s0"].reservations.link.rate == link.rate
 
 
-def test_start_with_local_weights_shows_the_time_of_the_runtime(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with fleet(tmp_path, count=1) as stage:
-            control = stage.control
-            made = deployment("a")
-            stage.deploy(replace(made, spec=replace(made.spec, recorded={1: 2.0})))
-            assert (await stage.ask("a"))[0] == 200
-            up = control.workers.processes["a#1.0"].up
-            assert up is not None
-            before = control.core.models["a"].spec.costs.library_s
-            control.workers.process_event(replace(up, start_s=8.0))
-            after = control.core.models["a"].spec.costs.library_s
-            # Half of the difference to 8 s less the 2 s that follow the weights.
-            assert after == pytest.approx((before + 6.0) / 2)
-            assert FleetState(tmp_path / "state.json").models["a"].spec.costs.library_s == after
-
-    asyncio.run(run())
+async def test_start_with_local_weights_shows_the_time_of_the_runtime(tmp_path: Path) -> None:
+    async with fleet(tmp_path, count=1) as stage:
+        control = stage.control
+        made = deployment("a")
+        stage.deploy(replace(made, spec=replace(made.spec, recorded={1: 2.0})))
+        assert (await stage.ask("a"))[0] == 200
+        up = control.workers.processes["a#1.0"].up
+        assert up is not None
+        before = control.core.models["a"].spec.costs.library_s
+        control.workers.process_event(replace(up, start_s=8.0))
+        after = control.core.models["a"].spec.costs.library_s
+        # Half of the difference to 8 s less the 2 s that follow the weights.
+        assert after == pytest.approx((before + 6.0) / 2)
+        assert FleetState(tmp_path / "state.json").models["a"].spec.costs.library_s == after
 
 
-def test_observed_rate_is_used_when_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_observed_rate_is_used_when_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    async def run() -> None:
-        async with fleet(tmp_path, count=1) as stage:
-            control = stage.control
-            stage.deploy(deployment("a"))
-            assert (await stage.ask("a"))[0] == 200
-            up = control.workers.processes["a#1.0"].up
-            assert up is not None
-            monkeypatch.setattr(files, "write_atomic", full)
-            control.workers.process_event(RankFetched("a#1.0", 64 << 20, 2.0, False))
-            control.workers.process_event(replace(up, start_s=2.0 + 7.0))
-            rate = control.core.roster.servers["s0"].reservations.link.rate
-            assert 0.95 * (32 << 20) < rate <= 32 << 20
-            assert control.core.models["a"].spec.joins == {1: pytest.approx(7.0)}
-            # A request that cannot be saved is refused with the reason; the model continues to serve.
-            with pytest.raises(OSError, match="No space"):
-                control.scale("a", 0, 1)
-            assert control.state.models["a"].spec.most == control.core.models["a"].spec.most == 2
-            assert (await stage.ask("a"))[0] == 200
-
-    asyncio.run(run())
+    async with fleet(tmp_path, count=1) as stage:
+        control = stage.control
+        stage.deploy(deployment("a"))
+        assert (await stage.ask("a"))[0] == 200
+        up = control.workers.processes["a#1.0"].up
+        assert up is not None
+        monkeypatch.setattr(files, "write_atomic", full)
+        control.workers.process_event(RankFetched("a#1.0", 64 << 20, 2.0, False))
+        control.workers.process_event(replace(up, start_s=2.0 + 7.0))
+        rate = control.core.roster.servers["s0"].reservations.link.rate
+        assert 0.95 * (32 << 20) < rate <= 32 << 20
+        assert control.core.models["a"].spec.joins == {1: pytest.approx(7.0)}
+        # A request that cannot be saved is refused with the reason; the model continues to serve.
+        with pytest.raises(OSError, match="No space"):
+            control.scale("a", 0, 1)
+        assert control.state.models["a"].spec.most == control.core.models["a"].spec.most == 2
+        assert (await stage.ask("a"))[0] == 200
 
 
-def test_report_of_a_stopped_worker_is_ignored(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with fleet(tmp_path, count=1) as stage:
-            stage.control.workers.process_event(RankFetched("nobody", 1 << 30, 10.0, False))
-            assert stage.control.state.links == {}
-
-    asyncio.run(run())
+async def test_report_of_a_stopped_worker_is_ignored(tmp_path: Path) -> None:
+    async with fleet(tmp_path, count=1) as stage:
+        stage.control.workers.process_event(RankFetched("nobody", 1 << 30, 10.0, False))
+        assert stage.control.state.links == {}
 
 
 def test_rank_bytes_are_those_of_its_tensors() -> None:
@@ -177,30 +165,29 @@ def test_rank_bytes_are_those_of_its_tensors() -> None:
     assert deployments.read_rank_sizes(lookup({"files": []}, config)) == {}
 
 
-def test_next_prediction_contains_the_time_after_the_weights(tmp_path: Path, prefetcher: Prefetcher) -> None:
-    async def run() -> None:
-        async with fleet(tmp_path, count=1, memory=100) as stage:
-            control = stage.control
-            stage.rig.nodes["s0"].servers.hold = True
-            stage.deploy(fetched_from(deployment("a", ttft_s=50.0)))
-            await _launched(stage, "a")
-            before = control.core.groups["a#1"].predicted_s
-            prefetcher.said["a#1.0"] = ENDED
-            process = control.workers.processes["a#1.0"]
-            await wait_until(lambda: process.fetched is not None)
-            assert process.fetched is not None
-            fetched = process.fetched.seconds
-            control.workers.process_event(RankUp("a#1.0", "http://127.0.0.1:9", "fresh", fetched + 7.0, 1))
-            assert control.core.models["a"].spec.joins == {1: pytest.approx(7.0)}
-            group = control.core.groups["a#1"]
-            control.workers.process_event(RankEnded("a#1.0", "killed"))
-            await wait_until(lambda: "a#2" in control.core.groups)
-            after = control.core.groups["a#2"].predicted_s
-            assert group.phase and before is not None and after is not None and after > before + 6.0
-            # The observation survives other figures of the server and another process, but not other arguments.
-            control.deploy(fetched_from(deployment("a", idle_s=5.0)))
-            assert FleetState(tmp_path / "state.json").models["a"].spec.joins == {1: pytest.approx(7.0)}
-            control.deploy(fetched_from(deployment("a", words=("--max-model-len", "9"))))
-            assert control.core.models["a"].spec.joins == {}
-
-    asyncio.run(run())
+async def test_next_prediction_contains_the_time_after_the_weights(
+    tmp_path: Path, prefetcher: Prefetcher
+) -> None:
+    async with fleet(tmp_path, count=1, memory=100) as stage:
+        control = stage.control
+        stage.rig.nodes["s0"].servers.hold = True
+        stage.deploy(fetched_from(deployment("a", ttft_s=50.0)))
+        await _launched(stage, "a")
+        before = control.core.groups["a#1"].predicted_s
+        prefetcher.said["a#1.0"] = ENDED
+        process = control.workers.processes["a#1.0"]
+        await wait_until(lambda: process.fetched is not None)
+        assert process.fetched is not None
+        fetched = process.fetched.seconds
+        control.workers.process_event(RankUp("a#1.0", "http://127.0.0.1:9", "fresh", fetched + 7.0, 1))
+        assert control.core.models["a"].spec.joins == {1: pytest.approx(7.0)}
+        group = control.core.groups["a#1"]
+        control.workers.process_event(RankEnded("a#1.0", "killed"))
+        await wait_until(lambda: "a#2" in control.core.groups)
+        after = control.core.groups["a#2"].predicted_s
+        assert group.phase and before is not None and after is not None and after > before + 6.0
+        # The observation survives other figures of the server and another process, but not other arguments.
+        control.deploy(fetched_from(deployment("a", idle_s=5.0)))
+        assert FleetState(tmp_path / "state.json").models["a"].spec.joins == {1: pytest.approx(7.0)}
+        control.deploy(fetched_from(deployment("a", words=("--max-model-len", "9"))))
+        assert control.core.models["a"].spec.joins == {}

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from support.fake_upstream import run, wait_until
+from support.fake_upstream import wait_until
 from support.fleet_rig import deployment, fleet
 
 from coldstart.fleet.events import WorkerEnded
@@ -15,116 +15,96 @@ from coldstart.host.live.front import Ticket
 from coldstart.host.live.upstream import DisconnectedError, NothingSentError
 
 
-def test_a_server_that_dies_loses_no_request_that_was_not_begun(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with fleet(tmp_path) as stage:
-            stage.deploy(deployment("a", most=1))
-            await stage.ask("a")
-            (first,) = stage.rig.servers()
-            asked = [asyncio.create_task(stage.ask("a", n, pieces=1, pause_s=1.0)) for n in range(2)]
-            await wait_until(lambda: len(first.asked) == 3)
-            first.over.set()
-            assert {status for status, _ in await asyncio.gather(*asked)} == {200}
-            assert stage.control.readmitted_count >= 2
-            assert len(list(stage.rig.servers())) == 2
-
-    run(work())
+async def test_a_server_that_dies_loses_no_request_that_was_not_begun(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as stage:
+        stage.deploy(deployment("a", most=1))
+        await stage.ask("a")
+        (first,) = stage.rig.servers()
+        asked = [asyncio.create_task(stage.ask("a", n, pieces=1, pause_s=1.0)) for n in range(2)]
+        await wait_until(lambda: len(first.asked) == 3)
+        first.over.set()
+        assert {status for status, _ in await asyncio.gather(*asked)} == {200}
+        assert stage.control.readmitted_count >= 2
+        assert len(list(stage.rig.servers())) == 2
 
 
-def test_unreachable_servers_only_delay_a_request(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with fleet(tmp_path) as stage:
-            stage.deploy(deployment("a"))
-            for node in stage.rig.nodes.values():
-                node.away = True
-            cold = asyncio.create_task(stage.ask("a"))
-            told = stage.rig.recording
-            await wait_until(lambda: sum(isinstance(event, WorkerEnded) for _, event, _ in told) > 4)
-            assert not cold.done()
-            for node in stage.rig.nodes.values():
-                node.away = False
-            assert (await cold)[0] == 200
-
-    run(work())
+async def test_unreachable_servers_only_delay_a_request(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as stage:
+        stage.deploy(deployment("a"))
+        for node in stage.rig.nodes.values():
+            node.away = True
+        cold = asyncio.create_task(stage.ask("a"))
+        told = stage.rig.recording
+        await wait_until(lambda: sum(isinstance(event, WorkerDied) for _, event, _ in told) > 4)
+        assert not cold.done()
+        for node in stage.rig.nodes.values():
+            node.away = False
+        assert (await cold)[0] == 200
 
 
 @pytest.mark.parametrize(("unsent", "sent"), [(0, 4), (10, 4), (16, 0)])
-def test_only_sent_requests_count_as_the_cause_of_a_dead_server(
+async def test_only_sent_requests_count_as_the_cause_of_a_dead_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unsent: int, sent: int
 ) -> None:
     monkeypatch.setattr("coldstart.fleet.core.SUSPECT_S", 0.0)
-
-    async def work() -> None:
-        async with fleet(tmp_path) as stage:
-            stage.deploy(deployment("a"))
-            ticket: Ticket | None = stage.control.enter("a")
+    async with fleet(tmp_path) as stage:
+        stage.deploy(deployment("a"))
+        ticket: Ticket | None = stage.control.enter("a")
+        assert ticket is not None
+        replica = await ticket.granted
+        gone, broken = NothingSentError("refused"), DisconnectedError("closed")
+        for error in [gone] * unsent + [broken] * sent:
             assert ticket is not None
-            replica = await ticket.granted
-            gone, broken = NothingSentError("refused"), DisconnectedError("closed")
-            for error in [gone] * unsent + [broken] * sent:
-                assert ticket is not None
-                ticket = await stage.control.readmit(ticket, replica, error)
-            assert ticket is not None
-            last = gone if unsent == MAX_UNSENT_TRIES else broken
-            assert await stage.control.readmit(ticket, replica, last) is None
-            stage.control.leave(ticket)
-
-    run(work())
+            ticket = await stage.control.readmit(ticket, replica, error)
+        assert ticket is not None
+        last = gone if unsent == MAX_UNSENT_TRIES else broken
+        assert await stage.control.readmit(ticket, replica, last) is None
+        stage.control.leave(ticket)
 
 
-def test_request_fails_with_the_reason_when_the_model_cannot_start(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with fleet(tmp_path) as stage:
-            for node in stage.rig.nodes.values():
-                node.servers.failing["a"] = "no weights at /nowhere"
-            stage.deploy(deployment("a"))
-            status, body = await stage.ask("a")
-            assert status == 503 and "no weights at /nowhere" in body["error"]["message"]
-            # It keeps a stream alive meanwhile.
-            for node in stage.rig.nodes.values():
-                node.servers.failing.clear()
-                node.servers.hold = True
-            waiting = asyncio.create_task(stage.events("a"))
-            await wait_until(lambda: len(list(stage.rig.servers())) > 3)
-            await asyncio.sleep(0.2)
-            for server in stage.rig.servers():
-                server.gate.set()
-            lines = await waiting
-            assert any(line.startswith(b': {"model": "a", "state": "starting"') for line in lines)
-            assert lines[-1] == b"data: [DONE]"
-
-    run(work())
+async def test_request_fails_with_the_reason_when_the_model_cannot_start(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as stage:
+        for node in stage.rig.nodes.values():
+            node.servers.failing["a"] = "no weights at /nowhere"
+        stage.deploy(deployment("a"))
+        status, body = await stage.ask("a")
+        assert status == 503 and "no weights at /nowhere" in body["error"]["message"]
+        # It keeps a stream alive meanwhile.
+        for node in stage.rig.nodes.values():
+            node.servers.failing.clear()
+            node.servers.hold = True
+        waiting = asyncio.create_task(stage.events("a"))
+        await wait_until(lambda: len(list(stage.rig.servers())) > 3)
+        await asyncio.sleep(0.2)
+        for server in stage.rig.servers():
+            server.gate.set()
+        lines = await waiting
+        assert any(line.startswith(b': {"model": "a", "state": "starting"') for line in lines)
+        assert lines[-1] == b"data: [DONE]"
 
 
-def test_server_with_a_full_disk_loses_no_request(tmp_path: Path) -> None:
+async def test_server_with_a_full_disk_loses_no_request(tmp_path: Path) -> None:
     """The other server takes the model; the first one continues to serve its models."""
-
-    async def work() -> None:
-        async with fleet(tmp_path, memory=20) as stage:
-            stage.deploy(deployment("a", most=1))
-            assert (await stage.ask("a"))[0] == 200
-            (at,) = (node for node in stage.rig.nodes.values() if node.servers.begun)
-            at.servers.full = True
-            stage.deploy(deployment("b", most=1))
-            assert (await stage.ask("b"))[0] == 200
-            (b,) = (one for one in stage.control.status()["models"] if one["name"] == "b")
-            assert b["groups"][0]["workers"][0]["server"] != at.spec.name
-            # The fuller server was tried first.
-            assert b["groups"][0]["name"] != "b#1"
-            assert (await stage.ask("a"))[0] == 200 and len(at.servers.begun) == 1
-
-    run(work())
+    async with fleet(tmp_path, memory=20) as stage:
+        stage.deploy(deployment("a", most=1))
+        assert (await stage.ask("a"))[0] == 200
+        (at,) = (node for node in stage.rig.nodes.values() if node.servers.begun)
+        at.servers.full = True
+        stage.deploy(deployment("b", most=1))
+        assert (await stage.ask("b"))[0] == 200
+        (b,) = (one for one in stage.control.status()["models"] if one["name"] == "b")
+        assert b["groups"][0]["workers"][0]["server"] != at.spec.name
+        # The fuller server was tried first.
+        assert b["groups"][0]["name"] != "b#1"
+        assert (await stage.ask("a"))[0] == 200 and len(at.servers.begun) == 1
 
 
-def test_remove_waits_for_running_requests(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with fleet(tmp_path) as stage:
-            stage.deploy(deployment("a"))
-            long = asyncio.create_task(stage.events("a", pieces=20, pause_s=0.02))
-            await wait_until(lambda: any(server.asked for server in stage.rig.servers()))
-            stage.control.remove("a")
-            assert len([one for one in await long if one.startswith(b"data: {")]) == 20
-            assert (await stage.ask("a"))[0] == 404
-            await wait_until(lambda: all(server.ended.done() for server in stage.rig.servers()))
-
-    run(work())
+async def test_remove_waits_for_running_requests(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as stage:
+        stage.deploy(deployment("a"))
+        long = asyncio.create_task(stage.events("a", pieces=20, pause_s=0.02))
+        await wait_until(lambda: any(server.asked for server in stage.rig.servers()))
+        stage.control.remove("a")
+        assert len([one for one in await long if one.startswith(b"data: {")]) == 20
+        assert (await stage.ask("a"))[0] == 404
+        await wait_until(lambda: all(server.ended.done() for server in stage.rig.servers()))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.fake_model import generated
-from support.fake_upstream import run, wait_until
+from support.fake_upstream import wait_until
 from support.fleet_rig import FleetStage, deployment, fleet
 
 from coldstart.contract import handover
@@ -64,263 +64,218 @@ async def _pipeline(stage: FleetStage) -> tuple[list[Any], Any]:
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("usage", [False, True])
-def test_hundred_moved_streams_have_each_token_once(tmp_path: Path, usage: bool) -> None:
-    async def work() -> None:
-        async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
-            ranks, beside = await _pipeline(stage)
-            # The pipeline takes a minute for what the worker has at once: no stream ends before it has moved.
-            ranks[0].servers = replace(ranks[0].servers, pause_s=0.1)
-            more = {"stream_options": {"include_usage": True}} if usage else {}
-            asked = [
-                asyncio.create_task(stage.events("a", f"p{n}", max_tokens=600, temperature=0, **more))
-                for n in range(100)
-            ]
-            await wait_until(lambda: len(ranks[0].asked) == 100)
-            beside.gate.set()
-            for n, lines in enumerate(await asyncio.gather(*asked)):
-                assert _ids(lines) == generated(f"p{n}", 600)
-                if usage:
-                    counted = json.loads(lines[-2][6:])["usage"]
-                    assert (counted["prompt_tokens"], counted["completion_tokens"]) == (len(f"p{n}"), 600)
-            assert stage.control.moves.moved_count == 100
-            # The pipeline has stopped; the worker serves with the memory of one full model.
-            await wait_until(lambda: all(rank.ended.done() for rank in ranks))
-            assert stage.rig.groups() == ["a#2"]
-            assert (await stage.ask("a", pieces=1))[0] == 200 and beside.asked[-1] == "x"
-            control = stage.control
-            await wait_until(
-                lambda: sorted(s.free[0] for s in control.core.roster.servers.values()) == [30, 40]
-            )
-
-    run(work())
+async def test_hundred_moved_streams_have_each_token_once(tmp_path: Path, usage: bool) -> None:
+    async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
+        ranks, beside = await _pipeline(stage)
+        # The pipeline takes a minute for what the worker has at once: no stream ends before it has moved.
+        ranks[0].servers = replace(ranks[0].servers, pause_s=0.1)
+        more = {"stream_options": {"include_usage": True}} if usage else {}
+        asked = [
+            asyncio.create_task(stage.events("a", f"p{n}", max_tokens=600, temperature=0, **more))
+            for n in range(100)
+        ]
+        await wait_until(lambda: len(ranks[0].asked) == 100)
+        beside.gate.set()
+        for n, lines in enumerate(await asyncio.gather(*asked)):
+            assert _ids(lines) == generated(f"p{n}", 600)
+            if usage:
+                counted = json.loads(lines[-2][6:])["usage"]
+                assert (counted["prompt_tokens"], counted["completion_tokens"]) == (len(f"p{n}"), 600)
+        assert stage.control.moves.moved_count == 100
+        # The pipeline has stopped; the worker serves with the memory of one full model.
+        await wait_until(lambda: all(rank.ended.done() for rank in ranks))
+        assert stage.rig.groups() == ["a#2"]
+        assert (await stage.ask("a", pieces=1))[0] == 200 and beside.asked[-1] == "x"
+        control = stage.control
+        await wait_until(lambda: sorted(s.free[0] for s in control.core.roster.servers.values()) == [30, 40])
 
 
 @pytest.mark.parametrize("held", [True, False])
-def test_a_stream_moves_with_its_kv_where_the_pipeline_holds_it(tmp_path: Path, held: bool) -> None:
-    async def work() -> None:
-        async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
-            ranks, beside = await _pipeline(stage)
-            ranks[0].servers = replace(ranks[0].servers, pause_s=0.05, holds_kv=held)
-            more = {"max_tokens": 300, "temperature": 0}
-            moved = asyncio.create_task(stage.events("a", "stream", **more))
-            facts = stage.control.facts.get_model("a")
-            await wait_until(lambda: facts.chunks_streamed >= 3)
-            beside.gate.set()
-            assert _ids(await moved) == generated("stream", 300)
-            moves, key = stage.control.moves, beside.env["COLDSTART_HANDOVER_KEY"]
-            assert (moves.moved_count, moves.moved_with_kv) == (1, int(held))
-            pulls = [handover.read(key, body.get(handover.PARAMETER)) for body in beside.bodies]
-            # Once while the pipeline continues, and once for what it has computed meanwhile.
-            assert [isinstance(one, handover.Pull) for one in pulls] == [held, held]
-            pins = ranks[0].pins
-            assert len(pins) == 1 + held and all(pin.tokens >= len("stream") + 3 for pin in pins)
-            known = [*b"stream", *generated("stream", 300)][: pins[-1].tokens]
-            assert pins[-1].digest == handover.digest_tokens(known)
-            assert ranks[0].env["COLDSTART_HANDOVER_KEY"] != key
-            text = stage.control.metrics.text()
-            assert f"coldstart_fleet_migrated_with_kv_total {float(held)}".encode() in text
-            await wait_until(lambda: all(rank.ended.done() for rank in ranks))
-
-    run(work())
+async def test_a_stream_moves_with_its_kv_where_the_pipeline_holds_it(tmp_path: Path, held: bool) -> None:
+    async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
+        ranks, beside = await _pipeline(stage)
+        ranks[0].servers = replace(ranks[0].servers, pause_s=0.05, holds_kv=held)
+        more = {"max_tokens": 300, "temperature": 0}
+        moved = asyncio.create_task(stage.events("a", "stream", **more))
+        facts = stage.control.facts.get_model("a")
+        await wait_until(lambda: facts.chunks_streamed >= 3)
+        beside.gate.set()
+        assert _ids(await moved) == generated("stream", 300)
+        moves, key = stage.control.moves, beside.env["COLDSTART_HANDOVER_KEY"]
+        assert (moves.moved_count, moves.moved_with_kv) == (1, int(held))
+        pulls = [handover.read(key, body.get(handover.PARAMETER)) for body in beside.bodies]
+        # Once while the pipeline continues, and once for what it has computed meanwhile.
+        assert [isinstance(one, handover.Pull) for one in pulls] == [held, held]
+        pins = ranks[0].pins
+        assert len(pins) == 1 + held and all(pin.tokens >= len("stream") + 3 for pin in pins)
+        known = [*b"stream", *generated("stream", 300)][: pins[-1].tokens]
+        assert pins[-1].digest == handover.digest_tokens(known)
+        assert ranks[0].env["COLDSTART_HANDOVER_KEY"] != key
+        text = stage.control.metrics.text()
+        assert f"coldstart_fleet_migrated_with_kv_total {float(held)}".encode() in text
+        await wait_until(lambda: all(rank.ended.done() for rank in ranks))
 
 
-def test_stream_without_tokens_moves(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
-            ranks, beside = await _pipeline(stage)
-            ranks[0].servers = replace(ranks[0].servers, pause_s=300.0)
-            moved = asyncio.create_task(stage.events("a", "s", max_tokens=20, temperature=0))
-            await wait_until(lambda: ranks[0].asked)
-            beside.gate.set()
-            assert _ids(await moved) == generated("s", 20) and stage.control.moves.moved_count == 1
-            # The pipeline ends.
-            await wait_until(lambda: all(rank.ended.done() for rank in ranks))
-
-    run(work())
+async def test_stream_without_tokens_moves(tmp_path: Path) -> None:
+    async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
+        ranks, beside = await _pipeline(stage)
+        ranks[0].servers = replace(ranks[0].servers, pause_s=300.0)
+        moved = asyncio.create_task(stage.events("a", "s", max_tokens=20, temperature=0))
+        await wait_until(lambda: ranks[0].asked)
+        beside.gate.set()
+        assert _ids(await moved) == generated("s", 20) and stage.control.moves.moved_count == 1
+        # The pipeline ends.
+        await wait_until(lambda: all(rank.ended.done() for rank in ranks))
 
 
-def test_unmovable_stream_ends_in_the_pipeline(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
-            ranks, beside = await _pipeline(stage)
-            # A stream in another format than vLLM's cannot be resumed.
-            stays = asyncio.create_task(stage.events("a", "s", pieces=30, pause_s=0.02))
-            await wait_until(lambda: ranks[0].asked)
-            beside.gate.set()
-            await wait_until(lambda: stage.rig.groups("leaving") == ["a#1"])
-            assert stage.rig.groups() == ["a#2"]
-            lines = await stays
-            assert len([one for one in lines if b"number" in one]) == 30 and lines[-1] == b"data: [DONE]"
-            await wait_until(lambda: all(rank.ended.done() for rank in ranks))
-            assert stage.control.moves.moved_count == 0 and stage.rig.groups() == ["a#2"]
-
-    run(work())
+async def test_unmovable_stream_ends_in_the_pipeline(tmp_path: Path) -> None:
+    async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
+        ranks, beside = await _pipeline(stage)
+        # A stream in another format than vLLM's cannot be resumed.
+        stays = asyncio.create_task(stage.events("a", "s", pieces=30, pause_s=0.02))
+        await wait_until(lambda: ranks[0].asked)
+        beside.gate.set()
+        await wait_until(lambda: stage.rig.groups("leaving") == ["a#1"])
+        assert stage.rig.groups() == ["a#2"]
+        lines = await stays
+        assert len([one for one in lines if b"number" in one]) == 30 and lines[-1] == b"data: [DONE]"
+        await wait_until(lambda: all(rank.ended.done() for rank in ranks))
+        assert stage.control.moves.moved_count == 0 and stage.rig.groups() == ["a#2"]
 
 
-def test_worker_whose_engine_ended_before_the_switch_gets_no_request(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
-            for node in stage.rig.nodes.values():
-                node.servers.hold = True
-            stage.deploy(deployment("a", ttft_s=1.9, most=2, batch=3))
-            prompts = [f"p{number}" for number in range(5)]
-            streams = [
-                asyncio.create_task(stage.events("a", prompt, max_tokens=40, temperature=0))
-                for prompt in prompts
-            ]
-            await wait_until(lambda: len(list(stage.rig.servers())) == 2)
-            ranks = list(stage.rig.servers())
-            for rank in ranks:
-                rank.servers = replace(rank.servers, pause_s=0.05)
-                rank.gate.set()
-            await wait_until(lambda: len(list(stage.rig.servers())) == 4)
-            ended, other = (server for server in stage.rig.servers() if server not in ranks)
-            ended.gate.set()
-            processes = stage.control.workers.processes
-            await wait_until(lambda: any(one.rank.beside and one.up for one in processes.values()))
-            ended.over.set()
-            await wait_until(lambda: not any(one.rank.beside and one.up for one in processes.values()))
-            other.gate.set()
-            for prompt, lines in zip(prompts, await asyncio.gather(*streams), strict=True):
-                assert _ids(lines) == generated(prompt, 40)
-            assert (await stage.ask("a", pieces=1))[0] == 200
-            await wait_until(lambda: all(rank.ended.done() for rank in ranks))
-            assert len(stage.rig.groups()) == 1 and other.asked
-
-    run(work())
+async def test_worker_whose_engine_ended_before_the_switch_gets_no_request(tmp_path: Path) -> None:
+    async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
+        for node in stage.rig.nodes.values():
+            node.servers.hold = True
+        stage.deploy(deployment("a", ttft_s=1.9, most=2, batch=3))
+        prompts = [f"p{number}" for number in range(5)]
+        streams = [
+            asyncio.create_task(stage.events("a", prompt, max_tokens=40, temperature=0)) for prompt in prompts
+        ]
+        await wait_until(lambda: len(list(stage.rig.servers())) == 2)
+        ranks = list(stage.rig.servers())
+        for rank in ranks:
+            rank.servers = replace(rank.servers, pause_s=0.05)
+            rank.gate.set()
+        await wait_until(lambda: len(list(stage.rig.servers())) == 4)
+        ended, other = (server for server in stage.rig.servers() if server not in ranks)
+        ended.gate.set()
+        processes = stage.control.workers.processes
+        await wait_until(lambda: any(one.rank.beside and one.up for one in processes.values()))
+        ended.over.set()
+        await wait_until(lambda: not any(one.rank.beside and one.up for one in processes.values()))
+        other.gate.set()
+        for prompt, lines in zip(prompts, await asyncio.gather(*streams), strict=True):
+            assert _ids(lines) == generated(prompt, 40)
+        assert (await stage.ask("a", pieces=1))[0] == 200
+        await wait_until(lambda: all(rank.ended.done() for rank in ranks))
+        assert len(stage.rig.groups()) == 1 and other.asked
 
 
 @pytest.mark.parametrize("fault", [{"warming": 500}, {"break_after": 0}])
-def test_stream_continues_in_the_pipeline_when_the_worker_refuses_it(
+async def test_stream_continues_in_the_pipeline_when_the_worker_refuses_it(
     tmp_path: Path, fault: dict[str, int]
 ) -> None:
     """The move is refused during its preparation, or fails after the pipeline has stopped the stream."""
-
-    async def work() -> None:
-        async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
-            ranks, beside = await _pipeline(stage)
-            ranks[0].servers = replace(ranks[0].servers, pause_s=0.02)
-            beside.servers = replace(beside.servers, **fault)
-            moved = asyncio.create_task(stage.events("a", "s", max_tokens=60, temperature=0))
-            streams = stage.control.facts.get_model("a")
-            await wait_until(lambda: streams.chunks_streamed)
-            beside.gate.set()
-            assert _ids(await moved) == generated("s", 60) and stage.control.moves.moved_count == 0
-            assert len(ranks[0].asked) == (1 if "warming" in fault else 2)
-            await wait_until(lambda: all(rank.ended.done() for rank in ranks))
-
-    run(work())
+    async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
+        ranks, beside = await _pipeline(stage)
+        ranks[0].servers = replace(ranks[0].servers, pause_s=0.02)
+        beside.servers = replace(beside.servers, **fault)
+        moved = asyncio.create_task(stage.events("a", "s", max_tokens=60, temperature=0))
+        streams = stage.control.facts.get_model("a")
+        await wait_until(lambda: streams.chunks_streamed)
+        beside.gate.set()
+        assert _ids(await moved) == generated("s", 60) and stage.control.moves.moved_count == 0
+        assert len(ranks[0].asked) == (1 if "warming" in fault else 2)
+        await wait_until(lambda: all(rank.ended.done() for rank in ranks))
 
 
-def test_a_rank_that_dies_while_the_whole_model_serves_takes_only_the_pipeline(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
-            ranks, beside = await _pipeline(stage)
-            stays = asyncio.create_task(stage.events("a", "s", pieces=50_000, pause_s=0.02))
-            await wait_until(lambda: ranks[0].asked)
-            beside.gate.set()
-            await wait_until(lambda: stage.rig.groups("leaving") == ["a#1"])
-            ranks[0].over.set()
-            assert b"disconnected" in (await stays)[-1]
-            await wait_until(lambda: all(rank.ended.done() for rank in ranks))
-            await wait_until(lambda: not stage.rig.groups("leaving"))
-            assert stage.rig.groups() == ["a#2"]
-            assert (await stage.ask("a", pieces=1))[0] == 200 and len(list(stage.rig.servers())) == 3
-
-    run(work())
+async def test_a_rank_that_dies_while_the_whole_model_serves_takes_only_the_pipeline(tmp_path: Path) -> None:
+    async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
+        ranks, beside = await _pipeline(stage)
+        stays = asyncio.create_task(stage.events("a", "s", pieces=50_000, pause_s=0.02))
+        await wait_until(lambda: ranks[0].asked)
+        beside.gate.set()
+        await wait_until(lambda: stage.rig.groups("leaving") == ["a#1"])
+        ranks[0].over.set()
+        assert b"disconnected" in (await stays)[-1]
+        await wait_until(lambda: all(rank.ended.done() for rank in ranks))
+        await wait_until(lambda: not stage.rig.groups("leaving"))
+        assert stage.rig.groups() == ["a#2"]
+        assert (await stage.ask("a", pieces=1))[0] == 200 and len(list(stage.rig.servers())) == 3
 
 
-def test_a_rank_that_dies_while_the_whole_model_loads_takes_it_along(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
-            ranks, beside = await _pipeline(stage)
-            ranks[0].over.set()
-            await asyncio.gather(ranks[1].ended, beside.ended)
-            control = stage.control
-            await wait_until(lambda: "a#1" not in control.core.groups)
-            assert (await stage.ask("a", pieces=1))[0] == 200
-
-    run(work())
+async def test_a_rank_that_dies_while_the_whole_model_loads_takes_it_along(tmp_path: Path) -> None:
+    async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
+        ranks, beside = await _pipeline(stage)
+        ranks[0].over.set()
+        await asyncio.gather(ranks[1].ended, beside.ended)
+        control = stage.control
+        await wait_until(lambda: "a#1" not in control.core.groups)
+        assert (await stage.ask("a", pieces=1))[0] == 200
 
 
-def test_pipeline_is_unchanged_when_the_engine_beside_it_fails(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
-            ranks, beside = await _pipeline(stage)
-            beside.over.set()
-            await beside.ended
-            assert (await stage.ask("a", pieces=1))[0] == 200
-            assert stage.rig.groups() == ["a#1"] and ranks[0].asked
-
-    run(work())
+async def test_pipeline_is_unchanged_when_the_engine_beside_it_fails(tmp_path: Path) -> None:
+    async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
+        ranks, beside = await _pipeline(stage)
+        beside.over.set()
+        await beside.ended
+        assert (await stage.ask("a", pieces=1))[0] == 200
+        assert stage.rig.groups() == ["a#1"] and ranks[0].asked
 
 
 @pytest.mark.slow
-def test_restarted_fleet_finds_both_and_stops_the_pipeline(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
-            ranks, beside = await _pipeline(stage)
-            stays = asyncio.create_task(stage.events("a", "s", pieces=50_000, pause_s=0.02))
-            await wait_until(lambda: ranks[0].asked)
-            beside.gate.set()
-            await wait_until(lambda: stage.rig.groups("leaving") == ["a#1"])
-            await stage.rig.kill()
-            await stage.rig.revive()
-            assert stage.rig.groups() == ["a#2"]
-            await asyncio.wait([stays])
-            await wait_until(lambda: all(rank.ended.done() for rank in ranks))
-            assert len(list(stage.rig.servers())) == 3
-            assert (await stage.ask("a", pieces=1))[0] == 200
-
-    run(work())
+async def test_restarted_fleet_finds_both_and_stops_the_pipeline(tmp_path: Path) -> None:
+    async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
+        ranks, beside = await _pipeline(stage)
+        stays = asyncio.create_task(stage.events("a", "s", pieces=50_000, pause_s=0.02))
+        await wait_until(lambda: ranks[0].asked)
+        beside.gate.set()
+        await wait_until(lambda: stage.rig.groups("leaving") == ["a#1"])
+        await stage.rig.kill()
+        await stage.rig.revive()
+        assert stage.rig.groups() == ["a#2"]
+        await asyncio.wait([stays])
+        await wait_until(lambda: all(rank.ended.done() for rank in ranks))
+        assert len(list(stage.rig.servers())) == 3
+        assert (await stage.ask("a", pieces=1))[0] == 200
 
 
-def test_dead_server_breaks_no_resumable_stream(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with fleet(tmp_path) as stage:
-            _paced(stage, 0.02)
-            stage.deploy(deployment("a", most=1, batch=20))
-            asked = [
-                asyncio.create_task(stage.events("a", f"p{n}", max_tokens=40, temperature=0))
-                for n in range(10)
-            ]
-            lost = asyncio.create_task(stage.events("a", "x", max_tokens=40, temperature=0, logprobs=1))
-            await wait_until(lambda: any(len(server.asked) == 11 for server in stage.rig.servers()))
-            await wait_until(lambda: stage.control.facts.get_model("a").chunks_streamed >= 44)
-            (first,) = stage.rig.servers()
-            first.over.set()
-            for n, lines in enumerate(await asyncio.gather(*asked)):
-                assert _ids(lines) == generated(f"p{n}", 40)
-            assert b"disconnected" in (await lost)[-1]
-            assert stage.control.resumed_count == 10 and stage.control.moves.moved_count == 0
-            text = stage.control.metrics.text()
-            assert (
-                b"coldstart_fleet_resumed_total 10.0" in text
-                and b"coldstart_fleet_migrated_total 0.0" in text
-            )
-            (_, second) = stage.rig.servers()
-            # What had been made was not made again.
-            assert all(len(body["prompt"]) > 2 and body["max_tokens"] < 40 for body in second.bodies)
-
-    run(work())
+async def test_dead_server_breaks_no_resumable_stream(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as stage:
+        _paced(stage, 0.02)
+        stage.deploy(deployment("a", most=1, batch=20))
+        asked = [
+            asyncio.create_task(stage.events("a", f"p{n}", max_tokens=40, temperature=0)) for n in range(10)
+        ]
+        lost = asyncio.create_task(stage.events("a", "x", max_tokens=40, temperature=0, logprobs=1))
+        await wait_until(lambda: any(len(server.asked) == 11 for server in stage.rig.servers()))
+        await wait_until(lambda: stage.control.facts.get_model("a").chunks_streamed >= 44)
+        (first,) = stage.rig.servers()
+        first.over.set()
+        for n, lines in enumerate(await asyncio.gather(*asked)):
+            assert _ids(lines) == generated(f"p{n}", 40)
+        assert b"disconnected" in (await lost)[-1]
+        assert stage.control.resumed_count == 10 and stage.control.moves.moved_count == 0
+        text = stage.control.metrics.text()
+        assert b"coldstart_fleet_resumed_total 10.0" in text and b"coldstart_fleet_migrated_total 0.0" in text
+        (_, second) = stage.rig.servers()
+        # What had been made was not made again.
+        assert all(len(body["prompt"]) > 2 and body["max_tokens"] < 40 for body in second.bodies)
 
 
-def test_stream_stopped_after_its_last_token_sends_no_request(tmp_path: Path) -> None:
+async def test_stream_stopped_after_its_last_token_sends_no_request(tmp_path: Path) -> None:
     """The client first receives the tokens that arrived before the move; they may be all."""
-
-    async def work() -> None:
-        async with fleet(tmp_path) as stage:
-            for node in stage.rig.nodes.values():
-                node.servers.last_s = 30.0
-            stage.deploy(deployment("a"))
-            asked = asyncio.create_task(stage.events("a", "p", max_tokens=5, temperature=0))
-            tickets = stage.control._tickets
-            await wait_until(lambda: any(one.stream and one.stream.finished for one in tickets.values()))
-            (ticket,) = tickets.values()
-            assert ticket.response is not None
-            ticket.response.interrupt()
-            assert _ids(await asked) == generated("p", 5)
-            (server,) = stage.rig.servers()
-            assert len(server.asked) == 1
-
-    run(work())
+    async with fleet(tmp_path) as stage:
+        for node in stage.rig.nodes.values():
+            node.servers.last_s = 30.0
+        stage.deploy(deployment("a"))
+        asked = asyncio.create_task(stage.events("a", "p", max_tokens=5, temperature=0))
+        tickets = stage.control._tickets
+        await wait_until(lambda: any(one.stream and one.stream.finished for one in tickets.values()))
+        (ticket,) = tickets.values()
+        assert ticket.response is not None
+        ticket.response.interrupt()
+        assert _ids(await asked) == generated("p", 5)
+        (server,) = stage.rig.servers()
+        assert len(server.asked) == 1

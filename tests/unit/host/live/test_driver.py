@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.fake_model import generated
-from support.fake_upstream import TWO, run, staged, wait_until
+from support.fake_upstream import TWO, staged, wait_until
 
 from coldstart.errors import UsageError
 from coldstart.host import configuration
@@ -23,161 +23,135 @@ def _parsed(models: Any = None, **limits: Any) -> configuration.HostFile:
     return configuration.parse(table)
 
 
-def test_a_model_makes_room_for_another_and_comes_back(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path) as stage:
-            for name in "abab":
-                assert (await stage.ask(model=name, prompt=name))[2]["model"] == name
-            assert [server.launch.name for server in stage.servers.begun] == list("abab")
-            assert [one["tier"] for one in (stage.model("a"), stage.model("b"))] == ["stopped", "awake"]
-            said: Any = stage.driver.status()
-            assert (said["starts"]["total"], said["starts"]["departures"]) == (4, 3)
-            assert [one["mode"] for one in said["recent_starts"]] == ["fake"] * 4
-            assert [one["phases"] for one in said["recent_starts"]] == [{"read tensors": 0.5}] * 4
-            assert stage.model("b")["last_start"]["phases"] == {"read tensors": 0.5}
-
-    run(work())
+async def test_a_model_makes_room_for_another_and_comes_back(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        for name in "abab":
+            assert (await stage.ask(model=name, prompt=name))[2]["model"] == name
+        assert [server.launch.name for server in stage.servers.begun] == list("abab")
+        assert [one["tier"] for one in (stage.model("a"), stage.model("b"))] == ["stopped", "awake"]
+        said: Any = stage.driver.status()
+        assert (said["starts"]["total"], said["starts"]["departures"]) == (4, 3)
+        assert [one["mode"] for one in said["recent_starts"]] == ["fake"] * 4
+        assert [one["phases"] for one in said["recent_starts"]] == [{"read tensors": 0.5}] * 4
+        assert stage.model("b")["last_start"]["phases"] == {"read tensors": 0.5}
 
 
-def test_start_is_retried_after_a_full_disk(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path) as stage:
-            stage.servers.full = True
-            status, _, body = await stage.ask(model="a", prompt=1)
-            assert status == 503 and "No space left on device" in body["error"]["message"]
-            stage.servers.full = False
-            await wait_until(lambda: stage.driver.core.models["a"].retry_at < stage.driver.clock())
-            assert (await stage.ask(model="a", prompt=1))[0] == 200
-
-    run(work())
+async def test_start_is_retried_after_a_full_disk(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        stage.servers.full = True
+        status, _, body = await stage.ask(model="a", prompt=1)
+        assert status == 503 and "No space left on device" in body["error"]["message"]
+        stage.servers.full = False
+        await wait_until(lambda: stage.driver.core.models["a"].retry_at < stage.driver.clock())
+        assert (await stage.ask(model="a", prompt=1))[0] == 200
 
 
-def test_a_start_past_its_deadline_is_ended(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, hold=True, ready_timeout_s=0.05) as stage:
-            status, _, body = await stage.ask(model="a", prompt=1)
-            assert status == 503 and "not ready within 0.05 s" in body["error"]["message"]
-            assert stage.servers.last("a").ended.done()
-
-    run(work())
+async def test_a_start_past_its_deadline_is_ended(tmp_path: Path) -> None:
+    async with staged(tmp_path, hold=True, ready_timeout_s=0.05) as stage:
+        status, _, body = await stage.ask(model="a", prompt=1)
+        assert status == 503 and "not ready within 0.05 s" in body["error"]["message"]
+        assert stage.servers.last("a").ended.done()
 
 
-def test_changed_arguments_restart_a_model_after_its_streams(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path) as stage:
-            long = asyncio.create_task(stage.events(model="a", prompt="x", pieces=30, pause_s=0.01))
-            await wait_until(lambda: stage.model("a")["in_flight"] == 1)
-            changed = {"a": {**TWO["a"], "args": ["--max-model-len", "64"]}, "c": TWO["b"]}
-            stage.driver.configure(_parsed(changed, max_held=7))
-            assert (await stage.ask(model="b", prompt=1))[0] == 404
-            later = asyncio.create_task(stage.ask(model="a", prompt="y"))
-            assert len(await long) == 31
-            assert (await later)[0] == 200
-            assert [tuple(one.launch.args) for one in stage.servers.begun] == [(), ("--max-model-len", "64")]
-            assert (await stage.ask(model="c", prompt=1))[0] == 200
-            assert stage.driver.core.settings.max_held == 7
-
-    run(work())
+async def test_changed_arguments_restart_a_model_after_its_streams(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        long = asyncio.create_task(stage.events(model="a", prompt="x", pieces=30, pause_s=0.01))
+        await wait_until(lambda: stage.model("a")["in_flight"] == 1)
+        changed = {"a": {**TWO["a"], "args": ["--max-model-len", "64"]}, "c": TWO["b"]}
+        stage.driver.configure(_parsed(changed, max_held=7))
+        assert (await stage.ask(model="b", prompt=1))[0] == 404
+        later = asyncio.create_task(stage.ask(model="a", prompt="y"))
+        assert len(await long) == 31
+        assert (await later)[0] == 200
+        assert [tuple(one.launch.args) for one in stage.servers.begun] == [(), ("--max-model-len", "64")]
+        assert (await stage.ask(model="c", prompt=1))[0] == 200
+        assert stage.driver.core.settings.max_held == 7
 
 
-def test_equal_or_invalid_arguments_do_not_restart_a_model(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path) as stage:
-            await stage.ask(model="a", prompt=1)
-            stage.driver.configure(_parsed({**TWO, "a": {**TWO["a"], "idle_s": 99.0, "aliases": ["other"]}}))
-            assert (await stage.ask(model="other", prompt=1))[0] == 200
-            with pytest.raises(UsageError, match="pinned models need"):
-                stage.driver.configure(_parsed({"a": {**TWO["a"], "pinned": True}}, memory=5))
-            assert (await stage.ask(model="b", prompt=1))[0] == 200
-            assert (await stage.ask(model="other", prompt=1))[0] == 200
-
-    run(work())
+async def test_equal_or_invalid_arguments_do_not_restart_a_model(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        await stage.ask(model="a", prompt=1)
+        stage.driver.configure(_parsed({**TWO, "a": {**TWO["a"], "idle_s": 99.0, "aliases": ["other"]}}))
+        assert (await stage.ask(model="other", prompt=1))[0] == 200
+        with pytest.raises(UsageError, match="pinned models need"):
+            stage.driver.configure(_parsed({"a": {**TWO["a"], "pinned": True}}, memory=5))
+        assert (await stage.ask(model="b", prompt=1))[0] == 200
+        assert (await stage.ask(model="other", prompt=1))[0] == 200
 
 
-def test_model_changed_during_its_start_serves_waiting_requests_and_restarts(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, hold=True) as stage:
-            first = asyncio.create_task(stage.ask(model="a", prompt=1))
-            await stage.servers.begins(1)
-            stage.driver.configure(_parsed({**TWO, "a": {**TWO["a"], "args": ["--seed", "1"]}}))
-            stage.servers.last("a").gate.set()
-            assert (await first)[0] == 200
-            await wait_until(lambda: stage.model("a")["state"] == "stopped")
-            stage.servers.hold = False
-            assert (await stage.ask(model="a", prompt=2))[0] == 200
-            assert [len(one.launch.args) for one in stage.servers.begun] == [0, 2]
-
-    run(work())
+async def test_model_changed_during_its_start_serves_waiting_requests_and_restarts(tmp_path: Path) -> None:
+    async with staged(tmp_path, hold=True) as stage:
+        first = asyncio.create_task(stage.ask(model="a", prompt=1))
+        await stage.servers.begins(1)
+        stage.driver.configure(_parsed({**TWO, "a": {**TWO["a"], "args": ["--seed", "1"]}}))
+        stage.servers.last("a").gate.set()
+        assert (await first)[0] == 200
+        await wait_until(lambda: stage.model("a")["state"] == "stopped")
+        stage.servers.hold = False
+        assert (await stage.ask(model="a", prompt=2))[0] == 200
+        assert [len(one.launch.args) for one in stage.servers.begun] == [0, 2]
 
 
-def test_drain_refuses_waiting_and_new_requests_and_ends_streams(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path) as stage:
-            long = asyncio.create_task(stage.events(model="a", prompt="x", pieces=30, pause_s=0.01))
-            await wait_until(lambda: stage.model("a")["in_flight"] == 1)
-            waits = asyncio.create_task(stage.ask(model="b", prompt=1))
-            await wait_until(lambda: bool(stage.driver.core.agenda.waiting))
-            stage.driver.drain()
-            assert (await waits)[0] == 503
-            assert (await stage.ask(model="a", prompt=1))[0] == 503
-            async with stage.client.get(stage.url + "/health") as answer:
-                assert answer.status == 503
-            assert len(await long) == 31
-            await wait_until(lambda: not stage.driver.lifecycle.replicas)
-            assert not stage.servers.last("a").socket.exists()
-
-    run(work())
+async def test_drain_refuses_waiting_and_new_requests_and_ends_streams(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        long = asyncio.create_task(stage.events(model="a", prompt="x", pieces=30, pause_s=0.01))
+        await wait_until(lambda: stage.model("a")["in_flight"] == 1)
+        waits = asyncio.create_task(stage.ask(model="b", prompt=1))
+        await wait_until(lambda: stage.driver.core.pending.oldest() is not None)
+        stage.driver.drain()
+        assert (await waits)[0] == 503
+        assert (await stage.ask(model="a", prompt=1))[0] == 503
+        async with stage.client.get(stage.url + "/health") as answer:
+            assert answer.status == 503
+        assert len(await long) == 31
+        await wait_until(lambda: not stage.driver.lifecycle.replicas)
+        assert not stage.servers.last("a").socket.exists()
 
 
-def test_observed_memory_of_a_model_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_observed_memory_of_a_model_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lifecycle, "MEASURE_FIRST_S", 0.01)
     monkeypatch.setattr(lifecycle, "MEASURE_EVERY_S", 0.01)
     sizes = [12]
     meter = MemoryMeter(on_cpu=True)
     meter.measure_process = lambda _: sizes[-1]  # type: ignore[method-assign]
-
-    async def work() -> None:
-        async with staged(tmp_path, meter=meter) as stage:
-            await stage.ask(model="a", prompt=1)
-            await wait_until(lambda: stage.model("a")["memory_source"] == "observed")
-            assert stage.model("a")["held_bytes"] == 12
-            # More than the host's memory: the model stops and is refused from then on.
-            sizes.append(99)
-            await wait_until(lambda: stage.model("a")["state"] == "stopped")
-            assert (await stage.ask(model="a", prompt=1))[0] == 507
-
-    run(work())
+    async with staged(tmp_path, meter=meter) as stage:
+        await stage.ask(model="a", prompt=1)
+        await wait_until(lambda: stage.model("a")["memory_source"] == "observed")
+        assert stage.model("a")["held_bytes"] == 12
+        # More than the host's memory: the model stops and is refused from then on.
+        sizes.append(99)
+        await wait_until(lambda: stage.model("a")["state"] == "stopped")
+        assert (await stage.ask(model="a", prompt=1))[0] == 507
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wanted", [True, False])
-def test_stream_continues_at_the_next_server_when_enabled(tmp_path: Path, wanted: bool) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, resume_streams=wanted) as stage:
-            stage.servers.pause_s = 0.01
-            said = [
-                asyncio.create_task(stage.events(model="a", prompt=f"p{n}", max_tokens=40, temperature=0))
-                for n in range(5)
-            ]
-            await stage.servers.begins(1)
-            first = stage.servers.last("a")
-            await wait_until(lambda: len(first.asked) == 5)
-            await wait_until(lambda: stage.driver.facts.get_model("a").chunks_streamed >= 20)
-            first.over.set()
-            for n, lines in enumerate(await asyncio.gather(*said)):
-                events = [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
-                assert ("error" in events[-1]) is not wanted
-                if wanted:
-                    made = [int(one["choices"][0]["text"]) for one in events]
-                    assert made == generated(f"p{n}", 40) and lines[-1] == b"data: [DONE]"
-            assert len(stage.servers.begun) == (2 if wanted else 1) and stage.idle()
+async def test_stream_continues_at_the_next_server_when_enabled(tmp_path: Path, wanted: bool) -> None:
+    async with staged(tmp_path, resume_streams=wanted) as stage:
+        stage.servers.pause_s = 0.01
+        said = [
+            asyncio.create_task(stage.events(model="a", prompt=f"p{n}", max_tokens=40, temperature=0))
+            for n in range(5)
+        ]
+        await stage.servers.begins(1)
+        first = stage.servers.last("a")
+        await wait_until(lambda: len(first.asked) == 5)
+        await wait_until(lambda: stage.driver.facts.get_model("a").chunks_streamed >= 20)
+        first.over.set()
+        for n, lines in enumerate(await asyncio.gather(*said)):
+            events = [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
+            assert ("error" in events[-1]) is not wanted
             if wanted:
-                # Only once, because the stream may be the cause of the failures.
-                stage.servers.break_after = 5
-                lines = await stage.events(model="a", prompt="x", max_tokens=40, temperature=0)
-                assert b"disconnected" in lines[-1]
-
-    run(work())
+                made = [int(one["choices"][0]["text"]) for one in events]
+                assert made == generated(f"p{n}", 40) and lines[-1] == b"data: [DONE]"
+        assert len(stage.servers.begun) == (2 if wanted else 1) and stage.idle()
+        if wanted:
+            # Only once, because the stream may be the cause of the failures.
+            stage.servers.break_after = 5
+            lines = await stage.events(model="a", prompt="x", max_tokens=40, temperature=0)
+            assert b"disconnected" in lines[-1]
 
 
 SLEEP = ["--enable-sleep-mode"]
@@ -185,31 +159,21 @@ SLEEPY = [{"name": "asleep-1", "memory": 2, "penalty_s": 0.1, "host_memory": 8}]
 
 
 @pytest.mark.parametrize("sleeps", [True, False])
-def test_evicted_model_sleeps_when_its_server_can_else_stops(tmp_path: Path, sleeps: bool) -> None:
+async def test_evicted_model_sleeps_when_its_server_can_else_stops(tmp_path: Path, sleeps: bool) -> None:
     # A server without a sleeping tier keeps vLLM's routes for development closed.
     models = {"a": {**TWO["a"], "tiers": SLEEPY, "args": SLEEP}, "b": {**TWO["b"], "args": SLEEP}}
-
-    async def work() -> None:
-        async with staged(tmp_path, models, memory=12, host_memory=8) as stage:
-            stage.servers.sleeps = sleeps
-            await stage.ask(model="a", prompt=1)
-            assert (await stage.ask(model="b", prompt=2))[0] == 200
-            assert stage.model("a")["tier"] == ("asleep-1" if sleeps else "stopped")
-            assert [one.env for one in stage.servers.begun] == [{"VLLM_SERVER_DEV_MODE": "1"}, {}]
-            assert (await stage.ask(model="a", prompt=3))[0] == 200
-            assert [one.launch.name for one in stage.servers.begun] == (
-                ["a", "b"] if sleeps else ["a", "b", "a"]
-            )
-            expected = ["/v1/completions", "/sleep?level=1", "/wake_up", "/v1/completions"]
-            assert stage.servers.begun[0].paths == (expected if sleeps else expected[:2])
-            text = stage.driver.metrics.text().decode()
-            # Waking has no stages: those of the start are counted once.
-            loads = 2 if sleeps else 3
-            assert (
-                f'coldstart_start_phase_seconds_count{{mode="fake",phase="read tensors"}} {loads}.0' in text
-            )
-            assert 'phase="read tensors"' not in "".join(
-                line for line in text.splitlines() if "asleep-1" in line
-            )
-
-    run(work())
+    async with staged(tmp_path, models, memory=12, host_memory=8) as stage:
+        stage.servers.sleeps = sleeps
+        await stage.ask(model="a", prompt=1)
+        assert (await stage.ask(model="b", prompt=2))[0] == 200
+        assert stage.model("a")["tier"] == ("asleep-1" if sleeps else "stopped")
+        assert [one.env for one in stage.servers.begun] == [{"VLLM_SERVER_DEV_MODE": "1"}, {}]
+        assert (await stage.ask(model="a", prompt=3))[0] == 200
+        assert [one.launch.name for one in stage.servers.begun] == (["a", "b"] if sleeps else ["a", "b", "a"])
+        expected = ["/v1/completions", "/sleep?level=1", "/wake_up", "/v1/completions"]
+        assert stage.servers.begun[0].paths == (expected if sleeps else expected[:2])
+        text = stage.driver.metrics.text().decode()
+        # Waking has no stages: those of the start are counted once.
+        loads = 2 if sleeps else 3
+        assert f'coldstart_start_phase_seconds_count{{mode="fake",phase="read tensors"}} {loads}.0' in text
+        assert 'phase="read tensors"' not in "".join(line for line in text.splitlines() if "asleep-1" in line)

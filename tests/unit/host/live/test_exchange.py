@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fake_upstream import Stage, run, staged, wait_until
+from support.fake_upstream import Stage, staged, wait_until
 
 JSON = {"Content-Type": "application/json"}
 
@@ -19,93 +19,75 @@ def _data(lines: list[bytes]) -> list[Any]:
     return [json.loads(one) if one != b"[DONE]" else "[DONE]" for one in found]
 
 
-def test_request_and_answer_pass_unchanged_with_timings(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path) as stage:
-            for expected in ("cold", "warm"):
-                status, headers, body = await stage.ask(model="a", prompt=expected, pieces=2)
-                assert (status, body) == (200, {"model": "a", "text": [expected, expected]})
-                assert headers["x-own"] == "1" and headers["x-coldstart-mode"] == "fake"
-                timing = headers["server-timing"]
-                assert ("start;dur=" in timing) == (expected == "cold")
-                assert "queued;dur=" in timing and "first-token;dur=" in timing
-            assert len(stage.servers.begun) == 1
-            assert stage.idle()
-
-    run(work())
+async def test_request_and_answer_pass_unchanged_with_timings(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        for expected in ("cold", "warm"):
+            status, headers, body = await stage.ask(model="a", prompt=expected, pieces=2)
+            assert (status, body) == (200, {"model": "a", "text": [expected, expected]})
+            assert headers["x-own"] == "1" and headers["x-coldstart-mode"] == "fake"
+            timing = headers["server-timing"]
+            assert ("start;dur=" in timing) == (expected == "cold")
+            assert "queued;dur=" in timing and "first-token;dur=" in timing
+        assert len(stage.servers.begun) == 1
+        assert stage.idle()
 
 
-def test_200_requests_to_a_cold_model_are_one_start_and_keep_their_order(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, hold=True) as stage:
-            asked = []
-            for number in range(200):
-                asked.append(asyncio.create_task(stage.ask(model="a", prompt=number)))
-                await wait_until(lambda number=number: len(stage.driver._tickets) > number)
+async def test_200_requests_to_a_cold_model_are_one_start_and_keep_their_order(tmp_path: Path) -> None:
+    async with staged(tmp_path, hold=True) as stage:
+        asked = []
+        for number in range(200):
+            asked.append(asyncio.create_task(stage.ask(model="a", prompt=number)))
+            await wait_until(lambda number=number: len(stage.driver._tickets) > number)
+        stage.servers.last("a").gate.set()
+        answers = await asyncio.gather(*asked)
+        assert [one for one in answers if one[0] != 200] == []
+        assert [body["text"][0] for _, _, body in answers] == list(range(200))
+        assert stage.servers.last("a").asked == list(range(200))
+        assert len(stage.servers.begun) == 1
+
+
+async def test_error_after_a_heartbeat_is_an_event_of_the_stream(tmp_path: Path) -> None:
+    async with staged(tmp_path, hold=True, gateway={"heartbeat_s": 0.01}) as stage:
+        stage.servers.failing["a"] = "no such weights"
+        async with stage.post(model="a", prompt="x", stream=True) as answer:
+            assert (await answer.content.readline()).startswith(b": {")
             stage.servers.last("a").gate.set()
-            answers = await asyncio.gather(*asked)
-            assert [one for one in answers if one[0] != 200] == []
-            assert [body["text"][0] for _, _, body in answers] == list(range(200))
-            assert stage.servers.last("a").asked == list(range(200))
-            assert len(stage.servers.begun) == 1
-
-    run(work())
-
-
-def test_error_after_a_heartbeat_is_an_event_of_the_stream(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, hold=True, gateway={"heartbeat_s": 0.01}) as stage:
-            stage.servers.failing["a"] = "no such weights"
-            async with stage.post(model="a", prompt="x", stream=True) as answer:
-                assert (await answer.content.readline()).startswith(b": {")
-                stage.servers.last("a").gate.set()
-                (said,) = _data([line async for line in answer.content])
-            assert said["error"]["code"] == 503 and "no such weights" in said["error"]["message"]
-            async with stage.post(model="b", prompt="x", stream=True, status=422) as answer:
-                assert (await answer.content.readline()).startswith(b": {")
-                stage.servers.last("b").gate.set()
-                (said,) = _data([line async for line in answer.content])
-            assert said == {"error": {"message": "no"}}
-
-    run(work())
+            (said,) = _data([line async for line in answer.content])
+        assert said["error"]["code"] == 503 and "no such weights" in said["error"]["message"]
+        async with stage.post(model="b", prompt="x", stream=True, status=422) as answer:
+            assert (await answer.content.readline()).startswith(b": {")
+            stage.servers.last("b").gate.set()
+            (said,) = _data([line async for line in answer.content])
+        assert said == {"error": {"message": "no"}}
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_server_request_ends_when_the_client_disconnects(tmp_path: Path, stream: bool) -> None:
-    async def work() -> None:
-        async with staged(tmp_path) as stage:
-            asked = asyncio.create_task(
-                stage.ask(model="a", prompt="x", stream=stream, pieces=10_000, pause_s=0.01)
-            )
-            await wait_until(lambda: stage.servers.begun and stage.servers.last("a").asked)
-            asked.cancel()
-            await wait_until(lambda: stage.servers.last("a").gone == ["x"])
-            await wait_until(stage.idle)
-
-    run(work())
+async def test_server_request_ends_when_the_client_disconnects(tmp_path: Path, stream: bool) -> None:
+    async with staged(tmp_path) as stage:
+        asked = asyncio.create_task(
+            stage.ask(model="a", prompt="x", stream=stream, pieces=10_000, pause_s=0.01)
+        )
+        await wait_until(lambda: stage.servers.begun and stage.servers.last("a").asked)
+        asked.cancel()
+        await wait_until(lambda: stage.servers.last("a").gone == ["x"])
+        await wait_until(stage.idle)
 
 
-def test_request_that_a_server_aborts_at_its_end_is_answered_by_the_next_server(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path) as stage:
-            stage.servers.aborts = 1
-            status, _, body = await stage.ask(model="a", prompt="x", max_tokens=3)
-            assert status == 200 and body["choices"][0]["finish_reason"] == "length"
-            first, second = stage.servers.begun
-            assert first.bodies == second.bodies
-
-    run(work())
+async def test_request_that_a_server_aborts_at_its_end_is_answered_by_the_next_server(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        stage.servers.aborts = 1
+        status, _, body = await stage.ask(model="a", prompt="x", max_tokens=3)
+        assert status == 200 and body["choices"][0]["finish_reason"] == "length"
+        first, second = stage.servers.begun
+        assert first.bodies == second.bodies
 
 
-def test_request_that_two_servers_abort_is_a_502(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path) as stage:
-            stage.servers.aborts = 2
-            status, _, body = await stage.ask(model="a", prompt="x", max_tokens=3)
-            assert status == 502 and "the server of a disconnected" in body["error"]["message"]
-            assert len(stage.servers.begun) == 2
-
-    run(work())
+async def test_request_that_two_servers_abort_is_a_502(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        stage.servers.aborts = 2
+        status, _, body = await stage.ask(model="a", prompt="x", max_tokens=3)
+        assert status == 502 and "the server of a disconnected" in body["error"]["message"]
+        assert len(stage.servers.begun) == 2
 
 
 @pytest.mark.parametrize(
@@ -119,19 +101,16 @@ def test_request_that_two_servers_abort_is_a_502(tmp_path: Path) -> None:
         (b"[" * 100_000, 400, "BadRequestError"),
     ],
 )
-def test_unroutable_request_gets_an_error_in_openai_format(
+async def test_unroutable_request_gets_an_error_in_openai_format(
     tmp_path: Path, body: bytes, status: int, kind: str
 ) -> None:
-    async def work() -> None:
-        async with (
-            staged(tmp_path) as stage,
-            stage.client.post(stage.url + "/v1/completions", data=body, headers=JSON) as answer,
-        ):
-            said = (await answer.json())["error"]
-            assert (answer.status, said["type"], said["code"], said["param"]) == (status, kind, status, None)
-            assert answer.headers["x-request-id"] and not stage.servers.begun
-
-    run(work())
+    async with (
+        staged(tmp_path) as stage,
+        stage.client.post(stage.url + "/v1/completions", data=body, headers=JSON) as answer,
+    ):
+        said = (await answer.json())["error"]
+        assert (answer.status, said["type"], said["code"], said["param"]) == (status, kind, status, None)
+        assert answer.headers["x-request-id"] and not stage.servers.begun
 
 
 async def _one(stage: Stage, number: int, chance: random.Random) -> str:
@@ -153,32 +132,26 @@ async def _one(stage: Stage, number: int, chance: random.Random) -> str:
 
 
 @pytest.mark.slow
-def test_hundreds_of_streams_with_random_disconnects_do_not_mix_and_leave_nothing(tmp_path: Path) -> None:
-    async def work() -> None:
-        chance = random.Random(11)
-        async with staged(tmp_path, memory=20, max_held=1000) as stage:
-            ended = await asyncio.gather(*(_one(stage, number, chance) for number in range(400)))
-            assert {"left", "whole"} == set(ended)
-            await wait_until(stage.idle)
-            tasks = [task for task in asyncio.all_tasks() if "watch" in repr(task.get_coro())]
-            assert tasks == []
-            assert (
-                stage.driver.facts.get_model("a").requests + stage.driver.facts.get_model("b").requests == 400
-            )
-            connections = [replica.upstream for replica in stage.driver.lifecycle.replicas.values()]
-            # An aborted connection ends at the next turn of the loop.
-            await wait_until(lambda: not any(one.responses for one in connections))
-
-    run(work())
+async def test_hundreds_of_streams_with_random_disconnects_do_not_mix_and_leave_nothing(
+    tmp_path: Path,
+) -> None:
+    chance = random.Random(11)
+    async with staged(tmp_path, memory=20, max_held=1000) as stage:
+        ended = await asyncio.gather(*(_one(stage, number, chance) for number in range(400)))
+        assert {"left", "whole"} == set(ended)
+        await wait_until(stage.idle)
+        tasks = [task for task in asyncio.all_tasks() if "watch" in repr(task.get_coro())]
+        assert tasks == []
+        assert stage.driver.facts.get_model("a").requests + stage.driver.facts.get_model("b").requests == 400
+        connections = [replica.upstream for replica in stage.driver.lifecycle.replicas.values()]
+        # An aborted connection ends at the next turn of the loop.
+        await wait_until(lambda: not any(one.responses for one in connections))
 
 
-def test_refused_connection_is_reported(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path) as stage:
-            await stage.ask(model="a", prompt="x")
-            stage.servers.last("a").socket.unlink()
-            replica = stage.driver.lifecycle.replicas["a"]
-            replica.upstream.close()
-            assert (await stage.ask(model="a", prompt="y"))[0] == 502
-
-    run(work())
+async def test_refused_connection_is_reported(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        await stage.ask(model="a", prompt="x")
+        stage.servers.last("a").socket.unlink()
+        replica = stage.driver.lifecycle.replicas["a"]
+        replica.upstream.close()
+        assert (await stage.ask(model="a", prompt="y"))[0] == 502

@@ -14,7 +14,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from support.fake_upstream import Stage, run, staged
+from support.fake_upstream import Stage, staged
 
 from coldstart.errors import UsageError
 from coldstart.host.endpoint import GatewayEndpoint
@@ -58,15 +58,11 @@ async def accepts(stage: Stage, trusted: Path) -> bool:
         return False
 
 
-def test_request_over_tls_succeeds(tmp_path: Path) -> None:
+async def test_request_over_tls_succeeds(tmp_path: Path) -> None:
     cert, key = write_certificate(tmp_path, "first")
     endpoint = GatewayEndpoint(tls_cert=cert, tls_key=key)
-
-    async def work() -> None:
-        async with staged(tmp_path, gateway={"endpoint": endpoint}) as stage:
-            assert stage.url.startswith("https://") and await accepts(stage, cert)
-
-    run(work())
+    async with staged(tmp_path, gateway={"endpoint": endpoint}) as stage:
+        assert stage.url.startswith("https://") and await accepts(stage, cert)
 
 
 @pytest.mark.parametrize("broken", ["cert.pem", "key.pem"])

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 from support.client_key_files import write_clients
-from support.fake_upstream import TWO, Stage, run, staged, wait_until
+from support.fake_upstream import TWO, Stage, staged, wait_until
 from support.hosted import Served
 from tools.forked import coldstart
 
@@ -28,57 +28,47 @@ async def _post(stage: Stage, path: str, **headers: str) -> tuple[int, dict[str,
         return answer.status, await answer.json()
 
 
-def test_load_returns_once_the_model_is_ready(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, hold=True) as stage:
-            loading = asyncio.create_task(_post(stage, "/load/alpha"))
-            await stage.servers.begins(1)
-            assert not loading.done()
-            stage.servers.begun[0].gate.set()
-            status, said = await loading
-            assert (status, said["model"], said["state"], said["mode"]) == (200, "a", "ready", "fake")
-            assert stage.servers.begun[0].asked == [] and stage.idle()
-            assert (await _post(stage, "/load/a"))[0] == 200
-            assert len(stage.servers.begun) == 1
-            model, requests = stage.model("a"), stage.driver.status()["requests"]
-            assert (model["starts"], model["requests"], model["hits"]) == (1, 0, 0)
-            assert (requests["total"], requests["hits"]) == (0, 0)
-
-    run(work())
+async def test_load_returns_once_the_model_is_ready(tmp_path: Path) -> None:
+    async with staged(tmp_path, hold=True) as stage:
+        loading = asyncio.create_task(_post(stage, "/load/alpha"))
+        await stage.servers.begins(1)
+        assert not loading.done()
+        stage.servers.begun[0].gate.set()
+        status, said = await loading
+        assert (status, said["model"], said["state"], said["mode"]) == (200, "a", "ready", "fake")
+        assert stage.servers.begun[0].asked == [] and stage.idle()
+        assert (await _post(stage, "/load/a"))[0] == 200
+        assert len(stage.servers.begun) == 1
+        model, requests = stage.model("a"), stage.driver.status()["requests"]
+        assert (model["starts"], model["requests"], model["hits"]) == (1, 0, 0)
+        assert (requests["total"], requests["hits"]) == (0, 0)
 
 
-def test_load_reports_why_a_model_does_not_start(tmp_path: Path) -> None:
+async def test_load_reports_why_a_model_does_not_start(tmp_path: Path) -> None:
     models = {**TWO, "big": {"memory": 100, "start_s": 1.0}}
-
-    async def work() -> None:
-        async with staged(tmp_path, models) as stage:
-            stage.servers.failing["b"] = "no weights"
-            status, said = await _post(stage, "/load/nobody")
-            assert status == 404 and "nobody" in said["error"]["message"]
-            status, said = await _post(stage, "/load/big")
-            assert status == 507 and "big needs" in said["error"]["message"]
-            status, said = await _post(stage, "/load/b")
-            assert status == 503 and "no weights" in said["error"]["message"]
-            status, said = await _post(stage, "/load/a?wait=maybe")
-            assert status == 400 and "maybe" in said["error"]["message"]
-            assert stage.idle()
-
-    run(work())
+    async with staged(tmp_path, models) as stage:
+        stage.servers.failing["b"] = "no weights"
+        status, said = await _post(stage, "/load/nobody")
+        assert status == 404 and "nobody" in said["error"]["message"]
+        status, said = await _post(stage, "/load/big")
+        assert status == 507 and "big needs" in said["error"]["message"]
+        status, said = await _post(stage, "/load/b")
+        assert status == 503 and "no weights" in said["error"]["message"]
+        status, said = await _post(stage, "/load/a?wait=maybe")
+        assert status == 400 and "maybe" in said["error"]["message"]
+        assert stage.idle()
 
 
-def test_load_is_withdrawn_when_its_client_disconnects(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, hold=True) as stage:
-            starting = asyncio.create_task(_post(stage, "/load/a"))
-            await stage.servers.begins(1)
-            waiting = asyncio.create_task(_post(stage, "/load/b"))
-            await wait_until(lambda: stage.model("b")["held"] == 1)
-            waiting.cancel()
-            await wait_until(lambda: stage.model("b")["held"] == 0)
-            stage.servers.begun[0].gate.set()
-            assert (await starting)[0] == 200
-
-    run(work())
+async def test_load_is_withdrawn_when_its_client_disconnects(tmp_path: Path) -> None:
+    async with staged(tmp_path, hold=True) as stage:
+        starting = asyncio.create_task(_post(stage, "/load/a"))
+        await stage.servers.begins(1)
+        waiting = asyncio.create_task(_post(stage, "/load/b"))
+        await wait_until(lambda: stage.model("b")["held"] == 1)
+        waiting.cancel()
+        await wait_until(lambda: stage.model("b")["held"] == 0)
+        stage.servers.begun[0].gate.set()
+        assert (await starting)[0] == 200
 
 
 @pytest.fixture

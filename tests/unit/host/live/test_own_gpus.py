@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.fake_nvml import GIB, Fake, built, fake
-from support.fake_upstream import TWO, run, staged
+from support.fake_upstream import TWO, staged
 
 from coldstart.errors import UsageError
 from coldstart.host import configuration
@@ -61,16 +61,14 @@ def test_a_server_sees_its_devices_only(
     assert build_device_environment(_file([]).catalogue.launches["a"]) == {}
 
 
-def test_a_host_starts_each_server_on_its_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_host_starts_each_server_on_its_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv(nvml.VISIBLE, raising=False)
     models = {"a": {**TWO["a"], "devices": [1]}, "b": {**TWO["b"], "devices": [0, 1]}}
-
-    async def work() -> None:
-        async with staged(tmp_path, models, memory=40, device_memory=15) as stage:
-            for name in "ab":
-                assert (await stage.ask(model=name, prompt=1))[0] == 200
-            assert [server.env for server in stage.servers.begun] == [
-                {"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": "0,1"}
-            ]  # fmt: skip
-
-    run(work())
+    async with staged(tmp_path, models, memory=40, device_memory=15) as stage:
+        for name in "ab":
+            assert (await stage.ask(model=name, prompt=1))[0] == 200
+        assert [server.env for server in stage.servers.begun] == [
+            {"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": "0,1"}
+        ]  # fmt: skip

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from support.fake_upstream import TWO, run, staged, wait_until
+from support.fake_upstream import TWO, staged, wait_until
 from support.hosted import Served
 
 from coldstart.host import configuration
@@ -71,19 +71,16 @@ def test_first_signal_waits_for_streams_and_second_does_not(served: Served, sign
     assert not served.servers.begun[0].socket.exists()
 
 
-def test_a_reload_disturbs_no_stream(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, memory=20) as stage:
-            streams = [
-                asyncio.create_task(stage.events(model=name, prompt=i, pieces=20, pause_s=0.005))
-                for i in range(20)
-                for name in "ab"
-            ]
-            for limit in range(10):
-                await asyncio.sleep(0.005)
-                table = {"memory": 20 + limit, "policy": "iam", "models": TWO}
-                stage.driver.configure(configuration.parse(table))
-            assert {len(lines) for lines in await asyncio.gather(*streams)} == {21}
-            assert len(stage.servers.begun) == 2
-
-    run(work())
+async def test_a_reload_disturbs_no_stream(tmp_path: Path) -> None:
+    async with staged(tmp_path, memory=20) as stage:
+        streams = [
+            asyncio.create_task(stage.events(model=name, prompt=i, pieces=20, pause_s=0.005))
+            for i in range(20)
+            for name in "ab"
+        ]
+        for limit in range(10):
+            await asyncio.sleep(0.005)
+            table = {"memory": 20 + limit, "policy": "iam", "models": TWO}
+            stage.driver.configure(configuration.parse(table))
+        assert {len(lines) for lines in await asyncio.gather(*streams)} == {21}
+        assert len(stage.servers.begun) == 2

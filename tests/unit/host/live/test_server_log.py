@@ -72,27 +72,24 @@ def test_secrets_are_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert "hf_abcdefghijklmnop" not in log.tail(100)
 
 
-def test_followed_log_goes_on_after_it_was_truncated_and_deleted(tmp_path: Path) -> None:
-    async def work() -> None:
-        log = ServerLog(tmp_path / "7.log")
-        log.path.write_text("first line\nsecond\nthird\n")
-        ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        lines = log.follow(10, ended)
-        with log.path.open("a") as sink:
-            assert await anext(lines) == "third\n"
-            sink.write("x" * 2 * BLOCK)
-            sink.flush()
-            # A line without an end is not retained beyond a block.
-            assert (await anext(lines)).startswith("xxx")
-            log.bound(10)
-            sink.write("after\n")
-            sink.flush()
-            assert (await anext(lines)).endswith("after\n")
-            log.remove()
-            sink.write("last")
-            sink.flush()
-            ended.set_result("")
-            assert [line async for line in lines] == ["last"]
-        assert [line async for line in log.follow(10, ended)] == []
-
-    asyncio.run(work())
+async def test_followed_log_goes_on_after_it_was_truncated_and_deleted(tmp_path: Path) -> None:
+    log = ServerLog(tmp_path / "7.log")
+    log.path.write_text("first line\nsecond\nthird\n")
+    ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    lines = log.follow(10, ended)
+    with log.path.open("a") as sink:
+        assert await anext(lines) == "third\n"
+        sink.write("x" * 2 * BLOCK)
+        sink.flush()
+        # A line without an end is not retained beyond a block.
+        assert (await anext(lines)).startswith("xxx")
+        log.bound(10)
+        sink.write("after\n")
+        sink.flush()
+        assert (await anext(lines)).endswith("after\n")
+        log.remove()
+        sink.write("last")
+        sink.flush()
+        ended.set_result("")
+        assert [line async for line in lines] == ["last"]
+    assert [line async for line in log.follow(10, ended)] == []

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from support.fake_upstream import TWO, Stage, run, staged
+from support.fake_upstream import TWO, Stage, staged
 
 from coldstart.host.live import host_routes
 from coldstart.host.live.access_control import READ_PATHS
@@ -29,64 +29,54 @@ async def _samples(stage: Stage) -> dict[tuple[str, str | None], float]:
     return {(one.name, one.labels.get("model")): one.value for family in families for one in family.samples}
 
 
-def test_metrics_do_not_wait_for_a_server_that_hangs(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, memory=20) as stage:
-            stage.servers.metrics = METRICS
-            stage.servers.hung = {"b"}
-            for name in "ab":
-                await stage.ask(model=name, prompt=1)
-            began = time.monotonic()
-            found = await _samples(stage)
-            assert time.monotonic() - began < host_routes.METRICS_S + 5
-            assert found["vllm:num_requests_running", "a"] == 2.0
-            assert (found[READ, "a"], found[READ, "b"]) == (1.0, 0.0)
-
-    run(work())
+async def test_metrics_do_not_wait_for_a_server_that_hangs(tmp_path: Path) -> None:
+    async with staged(tmp_path, memory=20) as stage:
+        stage.servers.metrics = METRICS
+        stage.servers.hung = {"b"}
+        for name in "ab":
+            await stage.ask(model=name, prompt=1)
+        began = time.monotonic()
+        found = await _samples(stage)
+        assert time.monotonic() - began < host_routes.METRICS_S + 5
+        assert found["vllm:num_requests_running", "a"] == 2.0
+        assert (found[READ, "a"], found[READ, "b"]) == (1.0, 0.0)
 
 
-def test_text_of_a_server_that_is_no_metrics_is_omitted(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path) as stage:
-            stage.servers.metrics = METRICS + "<html>\n"
-            await stage.ask(model="a", prompt=1)
-            found = await _samples(stage)
-            assert found[READ, "a"] == 0.0 and ("vllm:num_requests_running", "a") not in found
-
-    run(work())
+async def test_text_of_a_server_that_is_no_metrics_is_omitted(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        stage.servers.metrics = METRICS + "<html>\n"
+        await stage.ask(model="a", prompt=1)
+        found = await _samples(stage)
+        assert found[READ, "a"] == 0.0 and ("vllm:num_requests_running", "a") not in found
 
 
-def test_upstream_reads_safe_routes_of_a_running_server(tmp_path: Path) -> None:
+async def test_upstream_reads_safe_routes_of_a_running_server(tmp_path: Path) -> None:
     models = {"org/a": {**TWO["a"], "args": ["--api-key", "own"]}, "b": TWO["b"]}
+    async with staged(tmp_path, models) as stage:
 
-    async def work() -> None:
-        async with staged(tmp_path, models) as stage:
+        async def get(path: str) -> tuple[int, str]:
+            async with stage.client.get(stage.url + path) as answer:
+                return answer.status, await answer.text()
 
-            async def get(path: str) -> tuple[int, str]:
-                async with stage.client.get(stage.url + path) as answer:
-                    return answer.status, await answer.text()
-
-            status, text = await get("/upstream/org/a/version")
-            assert status == 404 and "it is stopped" in text and not stage.servers.begun
-            assert (await stage.ask(model="org/a", prompt=1))[0] == 200
-            for name in ("org/a", "alpha"):
-                assert await get(f"/upstream/{name}/version") == (
-                    200,
-                    '{"version": "fake", "key": "Bearer own"}',
-                )
-            asked = list(stage.servers.begun[0].paths)
-            for path in ("sleep", "wake_up", "v1/load_lora_adapter", "server_info", "v1/models"):
-                assert (await get(f"/upstream/org/a/{path}"))[0] == 404
-                async with stage.client.post(f"{stage.url}/upstream/org/a/{path}", json={}) as answer:
-                    assert answer.status == 405
-            assert (await get("/upstream/nobody/version"))[0] == 404
-            assert (await get("/upstream/version"))[0] == 404
-            assert stage.servers.begun[0].paths == asked
-
-    run(work())
+        status, text = await get("/upstream/org/a/version")
+        assert status == 404 and "it is stopped" in text and not stage.servers.begun
+        assert (await stage.ask(model="org/a", prompt=1))[0] == 200
+        for name in ("org/a", "alpha"):
+            assert await get(f"/upstream/{name}/version") == (
+                200,
+                '{"version": "fake", "key": "Bearer own"}',
+            )
+        asked = list(stage.servers.begun[0].paths)
+        for path in ("sleep", "wake_up", "v1/load_lora_adapter", "server_info", "v1/models"):
+            assert (await get(f"/upstream/org/a/{path}"))[0] == 404
+            async with stage.client.post(f"{stage.url}/upstream/org/a/{path}", json={}) as answer:
+                assert answer.status == 405
+        assert (await get("/upstream/nobody/version"))[0] == 404
+        assert (await get("/upstream/version"))[0] == 404
+        assert stage.servers.begun[0].paths == asked
 
 
-def test_reads_without_a_model_reach_the_default_or_the_only_model(tmp_path: Path) -> None:
+async def test_reads_without_a_model_reach_the_default_or_the_only_model(tmp_path: Path) -> None:
     async def work(models: dict[str, Any], status: int, **limits: Any) -> None:
         async with staged(tmp_path, models, **limits) as stage:
 
@@ -108,8 +98,8 @@ def test_reads_without_a_model_reach_the_default_or_the_only_model(tmp_path: Pat
                     assert answer.status == 405
 
     own = {name: {**TWO[name], "args": ["--api-key", f"of-{name}"]} for name in "ab"}
-    run(work({"a": own["a"]}, 200))
-    run(work(own, 404, memory=20))
+    await work({"a": own["a"]}, 200)
+    await work(own, 404, memory=20)
 
 
 def test_samples_of_a_family_stand_together_and_name_their_model() -> None:

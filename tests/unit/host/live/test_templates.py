@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fake_upstream import TWO, Stage, run, staged, wait_until
+from support.fake_upstream import TWO, Stage, staged, wait_until
 
 from coldstart.host import configuration
 from coldstart.host.live import templates
@@ -24,27 +24,26 @@ def _error(stage: Stage) -> str:
     return str(said["host"]["runtime_template_error"])
 
 
-def test_the_first_start_waits_for_the_runtime_template_and_its_memory_is_booked(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, runtime_template=True, template_bytes=4, hold=True, memory=20) as stage:
-            (template,) = stage.servers.templates
-            assert (template.level, _kept(stage)) == ("runtime", 4)
-            asked = asyncio.create_task(stage.ask(model="a", prompt=1))
-            await wait_until(lambda: stage.model("a")["state"] == "starting")
-            await asyncio.sleep(0.02)
-            assert stage.servers.begun == []
-            template.gate.set()
-            await stage.servers.begins(1)
-            stage.servers.hold = False
-            stage.servers.last("a").gate.set()
-            assert (await asked)[0] == 200 and _kept(stage) == 4
-            last = stage.model("a")["last_start"]
-            assert 0 < last["phases"]["wait for the template"] < last["seconds"]
-            assert (await stage.ask(model="b", prompt=1))[0] == 200
-            assert "wait for the template" not in stage.model("b")["last_start"]["phases"]
-        assert template.ended.done()
-
-    run(work())
+async def test_the_first_start_waits_for_the_runtime_template_and_its_memory_is_booked(
+    tmp_path: Path,
+) -> None:
+    async with staged(tmp_path, runtime_template=True, template_bytes=4, hold=True, memory=20) as stage:
+        (template,) = stage.servers.templates
+        assert (template.level, _kept(stage)) == ("runtime", 4)
+        asked = asyncio.create_task(stage.ask(model="a", prompt=1))
+        await wait_until(lambda: stage.model("a")["state"] == "starting")
+        await asyncio.sleep(0.02)
+        assert stage.servers.begun == []
+        template.gate.set()
+        await stage.servers.begins(1)
+        stage.servers.hold = False
+        stage.servers.last("a").gate.set()
+        assert (await asked)[0] == 200 and _kept(stage) == 4
+        last = stage.model("a")["last_start"]
+        assert 0 < last["phases"]["wait for the template"] < last["seconds"]
+        assert (await stage.ask(model="b", prompt=1))[0] == 200
+        assert "wait for the template" not in stage.model("b")["last_start"]["phases"]
+    assert template.ended.done()
 
 
 def test_wait_for_the_template_is_the_first_span_of_a_start() -> None:
@@ -58,65 +57,49 @@ def test_wait_for_the_template_is_the_first_span_of_a_start() -> None:
     assert document["attempts"] == 1
 
 
-def test_reload_stops_and_restarts_the_template(tmp_path: Path) -> None:
+async def test_reload_stops_and_restarts_the_template(tmp_path: Path) -> None:
     def file(wanted: bool) -> configuration.HostFile:
         return configuration.parse({"memory": 20, "runtime_template": wanted, "models": TWO})
 
-    async def work() -> None:
-        async with staged(tmp_path, runtime_template=True, template_bytes=4, memory=20) as stage:
-            stage.driver.configure(file(False))
-            await wait_until(lambda: not _kept(stage))
-            stage.driver.configure(file(True))
-            await wait_until(lambda: len(stage.servers.templates) == 2)
-            assert [one.retired for one in stage.servers.templates] == [True, False]
-            assert _error(stage) == ""
-
-    run(work())
+    async with staged(tmp_path, runtime_template=True, template_bytes=4, memory=20) as stage:
+        stage.driver.configure(file(False))
+        await wait_until(lambda: not _kept(stage))
+        stage.driver.configure(file(True))
+        await wait_until(lambda: len(stage.servers.templates) == 2)
+        assert [one.retired for one in stage.servers.templates] == [True, False]
+        assert _error(stage) == ""
 
 
-def test_failed_template_delays_no_model_and_is_retried(
+async def test_failed_template_delays_no_model_and_is_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(templates, "AGAIN_S", 0.05)
-
-    async def work() -> None:
-        async with staged(tmp_path, runtime_template=True, template_bytes=4, memory=20) as stage:
-            stage.servers.templates_fail = True
-            stage.servers.templates[0].over.set()
-            await wait_until(lambda: len(stage.servers.templates) >= 3)
-            # The next start uses the arguments of the next model.
-            assert [one.launch.name for one in stage.servers.templates[:3]] == ["a", "b", "a"]
-            assert _error(stage) == "no template"
-            assert (await stage.ask(model="a", prompt=1))[0] == 200
-
-    run(work())
+    async with staged(tmp_path, runtime_template=True, template_bytes=4, memory=20) as stage:
+        stage.servers.templates_fail = True
+        stage.servers.templates[0].over.set()
+        await wait_until(lambda: len(stage.servers.templates) >= 3)
+        # The next start uses the arguments of the next model.
+        assert [one.launch.name for one in stage.servers.templates[:3]] == ["a", "b", "a"]
+        assert _error(stage) == "no template"
+        assert (await stage.ask(model="a", prompt=1))[0] == 200
 
 
-def test_killed_template_is_replaced_at_once(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, runtime_template=True, template_bytes=4, memory=20) as stage:
-            stage.servers.templates[0].kill()
-            await wait_until(lambda: len(stage.servers.templates) == 2)
-            assert (await stage.ask(model="a", prompt=1))[0] == 200
-
-    run(work())
+async def test_killed_template_is_replaced_at_once(tmp_path: Path) -> None:
+    async with staged(tmp_path, runtime_template=True, template_bytes=4, memory=20) as stage:
+        stage.servers.templates[0].kill()
+        await wait_until(lambda: len(stage.servers.templates) == 2)
+        assert (await stage.ask(model="a", prompt=1))[0] == 200
 
 
-def test_slow_template_is_a_start_past_its_deadline(tmp_path: Path) -> None:
-    async def work() -> None:
-        limits = {"runtime_template": True, "template_bytes": 4, "memory": 20, "ready_timeout_s": 0.05}
-        async with staged(tmp_path, hold=True, **limits) as stage:
-            status, _, body = await stage.ask(model="a", prompt=1)
-            assert status == 503 and "not ready within 0.05 s" in body["error"]["message"]
-            assert stage.servers.begun == []
-
-    run(work())
+async def test_slow_template_is_a_start_past_its_deadline(tmp_path: Path) -> None:
+    limits = {"runtime_template": True, "template_bytes": 4, "memory": 20, "ready_timeout_s": 0.05}
+    async with staged(tmp_path, hold=True, **limits) as stage:
+        status, _, body = await stage.ask(model="a", prompt=1)
+        assert status == 503 and "not ready within 0.05 s" in body["error"]["message"]
+        assert stage.servers.begun == []
 
 
-def test_no_memory_is_reserved_for_a_template_that_no_model_uses(tmp_path: Path) -> None:
-    async def work() -> None:
-        models = {"a": {**TWO["a"], "mode": "fresh"}}
-        async with staged(tmp_path, models, runtime_template=True, template_bytes=4) as stage:
-            assert (stage.servers.templates, _kept(stage)) == ([], 0)
-
-    run(work())
+async def test_no_memory_is_reserved_for_a_template_that_no_model_uses(tmp_path: Path) -> None:
+    models = {"a": {**TWO["a"], "mode": "fresh"}}
+    async with staged(tmp_path, models, runtime_template=True, template_bytes=4) as stage:
+        assert (stage.servers.templates, _kept(stage)) == ([], 0)

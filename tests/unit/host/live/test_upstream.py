@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 from aiohttp import web
-from support.fake_upstream import run, wait_until
+from support.fake_upstream import wait_until
 from tools.link_cluster import LinkCluster, find_missing, link_cluster
 
 from coldstart.host.live.upstream import LARGE, DisconnectedError, NothingSentError, Upstream
@@ -51,26 +50,23 @@ async def _saying(directory: Path, said: bytes) -> Any:
         there.close()
 
 
-def test_a_request_arrives_as_it_was_sent_and_connections_are_used_again(tmp_path: Path) -> None:
+async def test_a_request_arrives_as_it_was_sent_and_connections_are_used_again(tmp_path: Path) -> None:
     seen: list[Any] = []
 
     async def handler(request: web.Request) -> web.Response:
         seen.append((request.method, request.path_qs, request.headers["x-own"], await request.read()))
         return web.Response(status=201, body=b"y" * 300_000, headers={"x-said": "1"})
 
-    async def work() -> None:
-        async with _served(tmp_path, handler) as there:
-            for body in (b"", b"x" * 2_000_000):
-                headers = [(b"x-own", b"v"), (b"content-type", b"application/json")]
-                async with await there.request("POST", "/v1/x?a=b%20c", headers=headers, body=body) as answer:
-                    assert answer.status == 201 and (b"x-said", b"1") in [
-                        (name.lower(), value) for name, value in answer.headers
-                    ]
-                    assert await answer.read() == b"y" * 300_000 and await answer.read_chunk() == b""
-                assert seen.pop() == ("POST", "/v1/x?a=b%20c", "v", body)
-            assert not there.responses
-
-    run(work())
+    async with _served(tmp_path, handler) as there:
+        for body in (b"", b"x" * 2_000_000):
+            headers = [(b"x-own", b"v"), (b"content-type", b"application/json")]
+            async with await there.request("POST", "/v1/x?a=b%20c", headers=headers, body=body) as answer:
+                assert answer.status == 201 and (b"x-said", b"1") in [
+                    (name.lower(), value) for name, value in answer.headers
+                ]
+                assert await answer.read() == b"y" * 300_000 and await answer.read_chunk() == b""
+            assert seen.pop() == ("POST", "/v1/x?a=b%20c", "v", body)
+        assert not there.responses
 
 
 @pytest.mark.parametrize(
@@ -87,27 +83,21 @@ def test_a_request_arrives_as_it_was_sent_and_connections_are_used_again(tmp_pat
         (b"", None),
     ],
 )
-def test_incomplete_answer_is_refused(tmp_path: Path, said: bytes, found: bytes | None) -> None:
-    async def work() -> None:
-        async with _saying(tmp_path, said) as there:
-            if found is not None:
+async def test_incomplete_answer_is_refused(tmp_path: Path, said: bytes, found: bytes | None) -> None:
+    async with _saying(tmp_path, said) as there:
+        if found is not None:
+            async with await there.request("POST", "/") as answer:
+                assert await answer.read() == found
+        else:
+            with pytest.raises(DisconnectedError):
                 async with await there.request("POST", "/") as answer:
-                    assert await answer.read() == found
-            else:
-                with pytest.raises(DisconnectedError):
-                    async with await there.request("POST", "/") as answer:
-                        await answer.read()
-            assert not there.responses
-
-    run(work())
+                    await answer.read()
+        assert not there.responses
 
 
-def test_request_to_a_server_that_is_gone_was_not_sent(tmp_path: Path) -> None:
-    async def work() -> None:
-        with pytest.raises(NothingSentError, match="No such file"):
-            await Upstream(tmp_path / "s").request("GET", "/")
-
-    run(work())
+async def test_request_to_a_server_that_is_gone_was_not_sent(tmp_path: Path) -> None:
+    with pytest.raises(NothingSentError, match="No such file"):
+        await Upstream(tmp_path / "s").request("GET", "/")
 
 
 WHY = find_missing()
@@ -156,8 +146,8 @@ async def _asked(there: Upstream, method: str, body: bytes = b"") -> None:
 
 @linked
 @pytest.mark.slow
-def test_request_to_an_unreachable_machine_fails_with_the_reason() -> None:
-    async def work(cluster: LinkCluster, there: Upstream) -> None:
+async def test_request_to_an_unreachable_machine_fails_with_the_reason() -> None:
+    with link_cluster() as cluster, _linked(cluster) as there:
         waiting = [asyncio.create_task(_asked(there, method)) for method in ("POST", "PUT")]
         await wait_until(lambda: len(there.responses) == 2)
         # The connection is retained and reused after the cut, when no sent byte is acknowledged.
@@ -177,26 +167,12 @@ def test_request_to_an_unreachable_machine_fails_with_the_reason() -> None:
                 answered = True
         there.close()
 
-    with (
-        link_cluster() as cluster,
-        _linked(cluster) as there,
-        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-    ):
-        runner.run(work(cluster, there))
-
 
 @linked
 @pytest.mark.slow
-def test_silent_server_is_awaited() -> None:
-    async def work(there: Upstream) -> None:
+async def test_silent_server_is_awaited() -> None:
+    with link_cluster() as cluster, _linked(cluster) as there:
         waiting = [asyncio.create_task(_asked(there, "POST", bytes(size))) for size in (0, 1 << 14)]
         assert not (await asyncio.wait(waiting, timeout=6))[0]
         there.close()
         await asyncio.gather(*waiting, return_exceptions=True)
-
-    with (
-        link_cluster() as cluster,
-        _linked(cluster) as there,
-        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-    ):
-        runner.run(work(there))
