@@ -1,4 +1,4 @@
-"""The key of a single client opens its models only."""
+"""The key of a single client opens its models only, and a gateway that serves other machines requires one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from support.client_key_files import write_clients
 from support.fake_upstream import TWO, Stage, staged, wait_until
+from tools.shell import Run
 
+from coldstart.errors import UsageError
 from coldstart.host.endpoint import ClientKeys, GatewayEndpoint
 from coldstart.host.live.log import Log
 
@@ -140,3 +142,80 @@ async def test_running_gateway_notices_a_changed_key_and_survives_a_broken_file(
         assert b"coldstart_host_client_keys_refused 0.0" in stage.driver.metrics.text()
         (tmp_path / "ci.key").chmod(0o644)
         await wait_until(lambda: "chmod 600" in sink.getvalue())
+
+
+SECRETS = {
+    "Authorization": "Bearer clients-key",
+    "X-Api-Key": "clients-key",
+    "Cookie": "session=clients-key",
+    "Proxy-Authorization": "Basic clients-key",
+    "X-Coldstart-Admin-Key": "clients-key",
+}
+
+
+@pytest.mark.parametrize("args", [[], ["--api-key", "servers-key"]])
+async def test_server_receives_its_own_key_alone(tmp_path: Path, args: list[str]) -> None:
+    models = {**TWO, "a": {**TWO["a"], "args": args}}
+    gateway = {"endpoint": GatewayEndpoint(api_key="clients-key")}
+    async with staged(tmp_path, models, gateway=gateway) as stage:
+        body = {"model": "a", "prompt": "x"}
+        url = stage.url + "/v1/completions"
+        async with stage.client.post(url, json=body, headers=SECRETS) as answer:
+            assert answer.status == 200
+        (received,) = stage.servers.last("a").headers
+        assert "clients-key" not in str(received) and "cookie" not in received
+        assert received.get("authorization") == (f"Bearer {args[1]}" if args else None)
+
+
+HOST = ("host", "run", "tiny-llama", "--memory", "1GiB")
+FLEET = ("fleet", "up")
+
+
+@pytest.mark.parametrize("words", [HOST, FLEET], ids=["host", "fleet"])
+@pytest.mark.parametrize("key", ["", " "])
+def test_empty_key_is_refused(
+    run: Run, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], key: str
+) -> None:
+    assert "--api-key is empty" in run(*words, "--api-key", key, code=2).stderr
+    monkeypatch.setenv(f"COLDSTART_{'_'.join(words[:2]).upper()}_API_KEY", key)
+    assert "--api-key is empty" in run(*words, code=2).stderr
+
+
+def test_empty_admin_key_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "--admin-key is empty" in run("fleet", "up", "--admin-key", "", code=2).stderr
+
+
+@pytest.mark.parametrize("words", [HOST, FLEET], ids=["host", "fleet"])
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "192.0.2.7"])
+def test_other_machines_are_refused_without_a_key(run: Run, words: tuple[str, ...], address: str) -> None:
+    done = run(*words, "--host", address, code=2)
+    assert f"cannot listen at {address} without an API key" in done.stderr and "--insecure" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        GatewayEndpoint("0.0.0.0", insecure=True),
+        GatewayEndpoint("0.0.0.0", api_key="k"),
+        GatewayEndpoint("localhost"),
+        GatewayEndpoint("127.3.2.1"),
+        GatewayEndpoint("::1"),
+    ],
+)
+def test_chosen_endpoints_pass(endpoint: GatewayEndpoint) -> None:
+    endpoint.check()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "message"),
+    [
+        (GatewayEndpoint(api_key=""), "key is empty"),
+        (GatewayEndpoint(allow_hosts=("http://x",)), "not a host name"),
+        (GatewayEndpoint(allow_origins=("evil.example",)), "not an origin"),
+        (GatewayEndpoint(allow_origins=("*",)), "not an origin"),
+        (GatewayEndpoint(tls_cert=Path("cert.pem")), "certificate and its key"),
+    ],
+)
+def test_wrong_endpoints_are_refused(endpoint: GatewayEndpoint, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        endpoint.check()

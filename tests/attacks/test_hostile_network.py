@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 import socket
 import threading
 import time
@@ -19,10 +20,12 @@ from coldstart.artifacts import oci, remote
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.net.http_client import PATIENCE_VARIABLE
 from coldstart.artifacts.store import Store
+from support.prefetching import checkpoint, prefetcher
 from tools.bundles import publish
 from tools.raw_server import Asked, answer, answering, dribble, flood, say
 
 from coldstart.validate.checks import check
+from coldstart.weights.prefetch import client
 from coldstart.weights.prefetch.http_source import HttpSource, headers
 from coldstart.weights.prefetch.sources import SourceUnavailableError, SourceUnusableError
 
@@ -304,3 +307,52 @@ def test_pull_limits_the_number_of_signatures(tmp_path: Path) -> None:
         assert pulled == made
         asked = [one for one in server.asked if one.path.rpartition(":")[2].startswith("000000")]
         assert len(asked) <= 64
+
+
+_MEMORY = {"COLDSTART_PREFETCH_MEMORY_BYTES": 256 << 20}
+
+
+def _send_a_byte_per_second(connection: socket.socket, asked: Asked) -> None:
+    first, last = asked.headers["range"].removeprefix("bytes=").split("-")
+    total = int(last) + 1
+    head = f"HTTP/1.1 206 Partial\r\nContent-Length: {total - int(first)}\r\nContent-Range: bytes {first}-{last}/*\r\n\r\n"
+    connection.sendall(head.encode())
+    dribble(connection, b"x", 1.0)
+
+
+@pytest.mark.slow
+def test_fetch_fails_when_source_is_too_slow(tmp_path: Path) -> None:
+    plan = checkpoint(tmp_path / "w")
+    settings = {"COLDSTART_PREFETCH_PATIENCE_S": 1, "COLDSTART_HTTP_PATIENCE_S": 1} | _MEMORY
+    with (
+        answering(_send_a_byte_per_second) as slow,
+        prefetcher(tmp_path / "r", **settings) as runtime,
+        client.attach(slow.url, plan, directory=runtime) as attached,
+    ):
+        began = time.monotonic()
+        with pytest.raises(client.PrefetchFailedError, match="bytes"):
+            attached.complete()
+        assert time.monotonic() - began < 30
+
+
+@pytest.mark.slow
+def test_fetch_fails_when_each_connection_sends_one_byte(tmp_path: Path) -> None:
+    """Each connection makes progress of a single byte."""
+
+    def behave(connection: socket.socket, asked: Asked) -> None:
+        first, last = asked.headers["range"].removeprefix("bytes=").split("-")
+        size = int(last) + 1 - int(first)
+        head = f"HTTP/1.1 206 P\r\nContent-Length: {size}\r\nContent-Range: bytes {first}-{last}/*\r\n\r\nx"
+        connection.sendall(head.encode())
+        connection.shutdown(socket.SHUT_RDWR)
+
+    plan = checkpoint(tmp_path / "w")
+    settings = {"COLDSTART_PREFETCH_PATIENCE_S": 1, "COLDSTART_HTTP_PATIENCE_S": 1} | _MEMORY
+    with (
+        answering(behave) as slow,
+        prefetcher(tmp_path / "r", **settings) as runtime,
+        client.attach(slow.url, plan, directory=runtime) as attached,
+        pytest.raises(client.PrefetchFailedError, match="arrives too slowly"),
+    ):
+        attached.complete()
+    shutil.rmtree(tmp_path / "r")

@@ -1,23 +1,27 @@
-"""Prune removes unpacked sections and files that killed servers left behind."""
+"""Prune removes what is left over; stores of newer releases and file systems without links or locks are read."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import mmap
 import os
 from pathlib import Path
 
 import pytest
-from coldstart.artifacts import files
+from coldstart.artifacts import canonical, files, sign
 from coldstart.artifacts.bundle import Bundle, accept_any
+from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.store import Store
-from tools.bundles import key, provenance, publish, write_tree
+from tools.bundles import NAME, config, key, plant, provenance, publish, write_tree
 from tools.shell import Run
 
 from coldstart.launch import pruning
 from coldstart.system import paths
 from coldstart.system.paths import Cache
 from coldstart.system.trust import unpacked
+from coldstart.validate.checks import check
 
 
 @pytest.fixture
@@ -96,3 +100,70 @@ def test_prune_removes_files_of_killed_servers(run: Run, store: Store, home: Pat
     run("prune")
     assert not gone.exists() and not scratch.exists() and alive.is_dir()
     os.close(held)
+
+
+def _newer(store: Store) -> Bundle:
+    """Publish a bundle of format 2.0 with the same key."""
+    return plant(store, canonical.dumps(config(format_version="2.0")))
+
+
+def test_list_shows_all_bundles_when_one_is_newer(run: Run, store: Store, home: Path) -> None:
+    mine = publish(store, home / "s")
+    newer = _newer(store)
+    shown = run("list").stdout
+    assert f"{NAME}:v1" in shown and f"{NAME}:v2" in shown and "newer" in shown
+    assert run("list", "-q").stdout.split() == [mine.ref, f"{NAME}@{newer.digest}"]
+    listed = json.loads(run("list", "--format=json").stdout)["bundles"]
+    assert "CS-FORMAT-NEW" in listed[1]["problem"] and listed[0]["digest"] == mine.digest
+
+
+def test_find_returns_the_readable_bundle_when_another_is_newer(store: Store, home: Path) -> None:
+    mine = publish(store, home / "s")
+    _newer(store)
+    assert store.find_by_key(key()) == mine and store.find_by_reference(NAME) == mine
+
+
+def test_prune_retains_readable_and_newer_bundle(run: Run, store: Store, home: Path) -> None:
+    old = publish(store, home / "s")
+    mine = publish(store, home / "s", blocks=9)
+    newer = _newer(store)
+    run("prune")
+    assert store.list_bundles() == [mine, newer] and old not in store.list_bundles()
+    assert check(mine) == [] and newer.read_image_manifest()
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_host_key_is_created_without_hard_links(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", refuse)
+    made = sign.load_host_key(tmp_path)
+    assert sign.load_host_key(tmp_path).fingerprint == made.fingerprint
+    path = tmp_path / "signing" / "host.pem"
+    assert path.stat().st_mode & 0o077 == 0 and not list(path.parent.glob(".*.partial"))
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_publish_reports_missing_file_locks(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(BundleError) as caught:
+        publish(Store(tmp_path / "store"), tmp_path)
+    assert caught.value.code == "CS-LOCK" and "--cache-dir" in caught.value.hint
+
+
+def test_readers_need_no_file_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = publish(Store(tmp_path / "store"), tmp_path)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert Store(tmp_path / "store").list_bundles() == [made] and check(made) == []

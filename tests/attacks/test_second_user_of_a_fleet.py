@@ -5,9 +5,11 @@ Every port of every process is attacked. Ray's ports accept connections of every
 
 from __future__ import annotations
 
+import os
+import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -30,6 +32,8 @@ from attacks.second_user import (
 )
 from support.fleet_on_ray import Fleet
 
+from coldstart.fleet.live.ray_process import run_own_ray
+from coldstart.system.paths import Cache
 from coldstart.system.proc.tree import ProcessTree
 
 if find_spec("ray") is None:
@@ -170,3 +174,43 @@ def test_call_without_a_token_succeeds_on_an_open_server(stranger: Act) -> None:
 def test_no_key_of_a_fleet_is_visible_in_a_command_line(fleet: Fleet) -> None:
     shown = " ".join(word for one in _processes(fleet) for word in one.cmdline())
     assert fleet.key not in shown and fleet.token not in shown
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("ray") is None, reason="no ray")
+def test_other_user_cannot_enter_the_sessions_of_a_fleet(
+    home: Path, stranger: Callable[[Callable[[], object]], object]
+) -> None:
+    with run_own_ray(None, Cache.at(home / "cache")) as ray:
+        directory = ray.node.log.parent
+        sessions = [Path(found) for found, _, _ in os.walk(directory)]
+        assert any(path.name == "logs" for path in sessions)
+        # Ray opens some of them to everyone: without the directory above them, this test would fail.
+        assert any(path.stat().st_mode & stat.S_IWOTH for path in sessions)
+        assert directory.stat().st_mode & 0o777 == 0o700
+        for path in sessions:
+            assert stranger(lambda path=path: os.listdir(path)) is None  # type: ignore[misc]  # noqa: PTH208
+            assert stranger(lambda path=path: (path / "planted").symlink_to("/etc/passwd")) is None  # type: ignore[misc]
+            assert not (path / "planted").is_symlink()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("ray") is None, reason="no ray")
+def test_directories_above_the_sessions_of_a_joining_node_are_private(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray._common.utils import try_to_create_directory
+    from ray.scripts import scripts
+
+    from coldstart.fleet.live import ray_process
+
+    sessions = tmp_path / "coldstart-ray-x" / "r"
+    monkeypatch.setattr(ray_process, "die_with_supervisor", lambda: None)
+    monkeypatch.setattr(scripts, "main", lambda: try_to_create_directory(str(sessions)))
+    before = os.umask(0o022)
+    try:
+        ray_process.main()
+    finally:
+        os.umask(before)
+    assert sessions.stat().st_mode & 0o777 == 0o777
+    assert sessions.parent.stat().st_mode & 0o777 == 0o700

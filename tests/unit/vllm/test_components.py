@@ -16,14 +16,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.progress_pipe import pipe
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
-from coldstart.vllm import compat, stock
+from coldstart.system.start_progress import KEY, LineReader, StartProgress
+from coldstart.vllm import compat, counting, stock
 from coldstart.vllm.engine import components, offline, server
 from coldstart.vllm.handover import CONNECTOR, handover_arguments
 
+__all__ = ["pipe"]
 REASON = "It lacks an integration point."
 
 
@@ -267,3 +270,54 @@ def test_requests_move_without_their_kv_where_the_connector_cannot_be_loaded(lac
     args, fallbacks = server.parse_args(words)
     assert args.kv_transfer_config is None
     assert [str(one.reason) for one in fallbacks] == [f"{REASON} Requests are moved without their KV."]
+
+
+STEPS = counting.STEPS["vllm.v1.worker.gpu_worker", "Worker"]
+
+
+def read(pipe: int) -> list[str]:
+    return [StartProgress.parse(line[KEY]).describe() for line in LineReader(pipe).read() or ()]
+
+
+def test_steps_of_the_first_rank_are_reported(pipe: int) -> None:
+    class Worker:
+        rank = 0
+
+        def load_model(self) -> str:
+            return "loaded"
+
+    module: Any = SimpleNamespace(Worker=Worker)
+    counting._name_steps("Worker", STEPS, module)
+    assert Worker().load_model() == "loaded" and read(pipe) == ["load the model"]
+    second = Worker()
+    second.rank = 1
+    assert second.load_model() == "loaded" and read(pipe) == []
+
+
+SECRET = "ab" * 32
+
+
+@pytest.mark.vllm
+def test_a_transfer_ends_with_the_lease_of_its_pin() -> None:
+    """A target that is slow, or behind a cut link, must not get the blocks of another request."""
+    import torch
+
+    from coldstart.vllm.handover.connector import BlockTransfers, HandoverMetadata, HeldBlocks
+    from coldstart.vllm.handover.wire import BlockQuery
+
+    copies = BlockTransfers("127.0.0.1", 4)
+    try:
+        caches = {
+            name: torch.arange(4 * 8, dtype=torch.uint8).view(4, 8) for name in ("layers.0", "layers.1")
+        }
+        copies.register_layers(caches)
+        copies.apply_metadata(HandoverMetadata(pinned={"pin": HeldBlocks(SECRET, (2, 1))}))
+        query = BlockQuery("pin", 0, 2, tuple(caches))
+        expected = bytes(range(16, 24)) + bytes(range(8, 16))
+        assert dict(copies._read(query)) == dict.fromkeys(caches, expected)
+        layers = copies._read(query)
+        assert next(layers)[1] == expected
+        copies.apply_metadata(HandoverMetadata(ended_pins={"pin"}))
+        assert list(layers) == []
+    finally:
+        copies.port.close()

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
 from coldstart.commands.fleet import render
-from support.fake_upstream import wait_until
-from support.fleet_rig import deployment, fleet
+from support.fake_upstream import FakeServers, wait_until
+from support.fleet_rig import FleetStage, deployment, fleet
 
 from coldstart.errors import UsageError
 from coldstart.fleet import events
-from coldstart.fleet.events import Action, Event
+from coldstart.fleet.events import Action, Event, LaunchRank
+from coldstart.fleet.live import admin, state
 from coldstart.fleet.live.control import FleetControl
-from coldstart.fleet.live.orders import NodeReport
+from coldstart.fleet.live.node import NodeServers
+from coldstart.fleet.live.orders import NodeReport, RankEnded, RankOrder, RankUp
 from coldstart.fleet.live.state import FleetState
 from coldstart.fleet.specification import Costs, FleetModel, FleetSettings, ServerSpec
 from coldstart.lab.fleet import simulate
 from coldstart.lab.records import ModelRequest
+from coldstart.system.ipc.addresses import find_free_port
 
 
 class Silent:
@@ -134,3 +139,128 @@ async def test_a_server_that_cannot_be_used_is_named_with_the_reason_until_it_ca
         assert "server s0 cannot be used: /run/long is too long" in render(said)
         control.add_server(node.spec, node)
         assert (stage.control.status())["unusable"] == {}
+
+
+async def _asked(stage: FleetStage, path: str, body: Any = None, key: str = "admin") -> tuple[int, Any]:
+    headers = {admin.ADMIN_KEY_HEADER: key}
+    verb = "GET" if body is None else "POST"
+    async with stage.client.request(verb, stage.rig.url + path, json=body, headers=headers) as answer:
+        return answer.status, await answer.json()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[]",
+        b'"deploy"',
+        b"nothing",
+        b"\xff",
+        b"[" * 100_000,
+        b'{"method": "tell"}',
+        b'{"method": "scale", "model": "a"}',
+        b'{"method": "scale", "model": "a", "least": "1", "most": 2}',
+        b'{"method": "remove", "model": "a", "more": 1}',
+        b'{"method": "deploy", "deployment": {}}',
+        json.dumps({"method": "deploy", "deployment": state.encode(deployment("a"))})
+        .replace('"auto"', '"strange"')
+        .encode(),
+    ],
+)
+async def test_malformed_order_is_refused_with_a_reason(tmp_path: Path, body: bytes) -> None:
+    async with fleet(tmp_path, keys=("client", "admin")) as stage:
+        headers = {admin.ADMIN_KEY_HEADER: "admin", "Content-Type": "application/json"}
+        url = stage.rig.url + "/fleet/order"
+        async with stage.client.post(url, data=body, headers=headers) as answer:
+            assert answer.status == 400 and (await answer.json())["error"]["message"]
+
+
+async def test_admin_key_and_client_key_open_their_routes_only(tmp_path: Path) -> None:
+    async with fleet(tmp_path, keys=("client", "admin")) as stage:
+        assert (await stage.ask("a"))[0] == 401
+        for wrong in ("", "client"):
+            assert (await _asked(stage, "/fleet/status", key=wrong))[0] == 401
+            assert (await _asked(stage, "/fleet/order", {}, key=wrong))[0] == 401
+        assert (await _asked(stage, "/fleet/status"))[0] == 200
+        stage.client.headers["Authorization"] = "Bearer client"
+        assert (await stage.ask("a"))[0] == 404
+
+
+async def test_orders_are_executed_or_refused_with_a_reason(tmp_path: Path) -> None:
+    async with fleet(tmp_path, keys=("client", "admin")) as stage:
+        # JSON of a client has no infinity; the command line's has.
+        made = deployment("a", ttft_s=5.0, tpot_s=5.0)
+        order = {"method": "deploy", "deployment": state.encode(made)}
+        assert await _asked(stage, "/fleet/order", order) == (200, {})
+        status, said = await _asked(stage, "/fleet/status")
+        assert status == 200 and [model["name"] for model in said["models"]] == ["a"]
+        assert len(said["servers"]) == 2 and said["gateway"]["starts"] == 0
+        scaled = {"method": "scale", "model": "a", "least": 1, "most": 3}
+        assert await _asked(stage, "/fleet/order", scaled) == (200, {})
+        assert await _asked(stage, "/fleet/order", {"method": "drain", "server": "s1"}) == (200, {})
+        said = (await _asked(stage, "/fleet/status"))[1]
+        assert said["models"][0]["most"] == 3 and [one["draining"] for one in said["servers"]] == [
+            False,
+            True,
+        ]
+        refused = await _asked(stage, "/fleet/order", {"method": "remove", "model": "b"})
+        assert refused[0] == 400 and "not deployed" in refused[1]["error"]["message"]
+        assert await _asked(stage, "/fleet/order", {"method": "remove", "model": "a"}) == (200, {})
+        assert (await _asked(stage, "/fleet/status"))[1]["models"] == []
+        assert await _asked(stage, "/fleet/down", {}) == (200, {})
+
+
+def _order(
+    worker: str = "a#1.0", rank: int = 0, ranks: int = 1, master: tuple[str, int] | None = None
+) -> RankOrder:
+    launched = LaunchRank(worker, "a#1", "a", rank, ranks, 1, "s", 0, 10, 10, 10, inf)
+    return RankOrder(launched, deployment("a", words=("--max-model-len", "64")).launch, 60.0, 120.0, master)
+
+
+async def test_a_server_comes_up_and_goes(tmp_path: Path) -> None:
+    servers = FakeServers(tmp_path)
+    node = NodeServers("127.0.0.1", servers)
+    await node.launch(_order())
+    await node.launch(_order())
+    assert [up for _, up in (await node.report()).workers] == [None]
+    ((number, up),) = await node.read_events(0)
+    assert isinstance(up, RankUp) and up.mode == "fake" and up.url.startswith("http://127.0.0.1:")
+    assert len(servers.begun) == 1
+    report = await node.report()
+    ((found, known),) = report.workers
+    assert report.seq == number and known == up and found.ready and not found.stopping
+    await node.stop("a#1.0")
+    ((_, ended),) = await node.read_events(number)
+    assert isinstance(ended, RankEnded) and not ended.hung
+    assert await node.read_events((await node.report()).seq, 0.01) == []
+    await node.stop("nobody")
+    assert (await node.read_events((await node.report()).seq - 1))[0][1] == RankEnded(
+        "nobody", "unknown worker"
+    )
+
+
+async def test_hop_is_the_time_in_which_a_connection_opens(tmp_path: Path) -> None:
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    place = server.sockets[0].getsockname()[:2]
+    async with server:
+        node = NodeServers("127.0.0.1", FakeServers(tmp_path))
+        # Nothing listens at the second place.
+        found, missing = await node.time_hops([place, ("127.0.0.1", find_free_port("127.0.0.1"))])
+    assert found is not None and 0 < found < 1.0 and missing is None
+
+
+@pytest.mark.parametrize("words", [(), ("--api-key", "own")])
+async def test_each_server_has_a_key_that_only_its_report_tells(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    servers = FakeServers(tmp_path)
+    node = NodeServers("127.0.0.1", servers)
+    keys = set()
+    for worker in ("a", "b"):
+        order = _order(worker)
+        await node.launch(replace(order, launch=deployment("a", words=words).launch))
+        ((_, up),) = await node.read_events((await node.report()).seq)
+        assert isinstance(up, RankUp) and up.key == servers.begun[-1].env["VLLM_API_KEY"]
+        assert up.key not in repr(up)
+        keys.add(up.key)
+    assert keys == {"own"} if words else len(keys) == 2 and min(map(len, keys)) == 64
+    await node.clear()

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import io
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from coldstart.errors import CommandFailedError
+from coldstart.errors import CommandFailedError, UsageError
+from coldstart.fleet.live import ray_process
 from coldstart.fleet.live.ray_process import RayProcess, run_joined_node
+from coldstart.fleet.specification import ServerSpec
 from coldstart.host.live.log import Log
 
 # What `ray start --block` prints, Ray 2.56.
@@ -107,3 +112,88 @@ def test_joined_node_fails_with_the_reason_when_it_never_starts(
     with pytest.raises(CommandFailedError, match="RuntimeError: no such cluster"):
         run()
     assert len(runs.read_text()) > 1 and {event for event, _ in log.events} == {"ray ended"}
+
+
+REPLACED = """
+import asyncio
+from types import SimpleNamespace
+
+from ray.exceptions import ActorUnschedulableError
+
+from coldstart.fleet.live import membership
+
+membership.POLL_S = 0.02
+NO_WORKERS = SimpleNamespace(workers=(), seq=0)
+said = []
+
+def calls(act):
+    return SimpleNamespace(remote=act)
+
+async def dead(method):
+    raise ActorUnschedulableError("the node is not known here yet")
+
+async def alive(method, *args):
+    if method == "report":
+        return NO_WORKERS
+    await asyncio.sleep(60)
+
+control = SimpleNamespace(
+    add_server=lambda spec, node: said.append("joined"), mark_unusable=lambda name, reason: said.append(reason)
+)
+
+async def wait_until(condition, task):
+    while not condition():
+        assert not task.done(), task.exception()
+        await asyncio.sleep(0.01)
+
+async def main():
+    known = {"a": SimpleNamespace(actor=SimpleNamespace(call=calls(dead)))}
+    task = asyncio.create_task(membership.follow_server(control, SimpleNamespace(name="a"), known, None))
+    await wait_until(lambda: said, task)
+    assert set(said) == {"ActorUnschedulableError"}, said
+    known["a"] = SimpleNamespace(actor=SimpleNamespace(call=calls(alive)))
+    await wait_until(lambda: said[-1] == "joined", task)
+    task.cancel()
+
+asyncio.run(main())
+"""
+
+
+# In a separate process, because ray changes the environment, on which templates depend.
+@pytest.mark.skipif(find_spec("ray") is None, reason="no ray")
+def test_an_actor_that_could_not_be_placed_is_replaced() -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", REPLACED], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+
+
+SERVER = ServerSpec("server", 24 * 10**9, 6.7e9, 12e9, 4)
+
+
+def test_a_server_is_known_by_its_labels() -> None:
+    given = ray_process.format_labels(SERVER)
+    assert all(len(value) <= 63 and value.isdigit() for value in given.values())
+    assert ray_process.parse_labels("server", given) == SERVER
+    assert ray_process.parse_labels("head", {"ray.io/node-id": "x"}) is None
+    with pytest.raises(UsageError, match="invalid server labels"):
+        ray_process.parse_labels("x", {**given, "coldstart-load": "fast"})
+
+
+@pytest.mark.parametrize("deep", ["", "a" * 40])
+def test_own_directory_is_short_enough_for_sockets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deep: str
+) -> None:
+    wanted = tmp_path / deep if deep else Path("/tmp")
+    wanted.mkdir(exist_ok=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(wanted))
+    made = ray_process.create_private_directory()
+    session = made / "r" / "session_2026-11-22_16-13-30_677596_18330" / "sockets"
+    try:
+        assert made.stat().st_mode & 0o777 == 0o700
+        session.mkdir(parents=True)
+        with socket.socket(socket.AF_UNIX) as one:
+            one.bind(str(session / "plasma_store"))  # the kernel checks the length
+    finally:
+        for path in (session / "plasma_store", session, session.parent, session.parent.parent, made):
+            path.unlink() if path.is_socket() else path.rmdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import multiprocessing
 import os
@@ -18,7 +19,11 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from coldstart.vllm.engine import server
+from coldstart.contract.arguments import Arguments
+from coldstart.contract.plan import READY_FD_ENV
+from coldstart.system import runtime
+from coldstart.vllm.engine import offline, readiness, server
+from coldstart.vllm.engine.rejection import StartFailure
 
 FORKED = """
 import asyncio, ctypes, os
@@ -149,3 +154,90 @@ def test_the_module_of_the_arguments_is_found_where_each_vllm_has_it(
     finally:
         for name in [name for name in sys.modules if name.split(".")[0] == "vllm"]:
             del sys.modules[name]
+
+
+def test_watch_log_reports_an_error_that_vllm_logs_with_its_exception(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader, writer = os.pipe()
+    logger = logging.getLogger("vllm")
+    before = list(logger.handlers)
+    monkeypatch.setenv(READY_FD_ENV, str(writer))
+    try:
+        readiness.report_logged_errors()
+        readiness.report_logged_errors()
+        try:
+            raise ValueError("no space\nfor the KV cache")
+        except ValueError:
+            logging.getLogger("vllm.v1.engine.core").exception("EngineCore failed to start.")
+        logging.getLogger("vllm.v1.engine.core").error("without an exception")
+        os.close(writer)
+        with os.fdopen(reader) as pipe:
+            assert [json.loads(line) for line in pipe] == [
+                {"failed": StartFailure("ValueError: no space for the KV cache").to_document()}
+            ]
+    finally:
+        logger.handlers[:] = before
+
+
+def test_exit_with_error_runs_the_exit_functions_and_ends_with_the_traceback() -> None:
+    program = (
+        "import atexit; from coldstart.vllm.engine import readiness; atexit.register(print, 'left')\n"
+        "try: raise ValueError('the cause')\nexcept ValueError as error: readiness.exit_with_error(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "left\n") and done.stderr.endswith("ValueError: the cause\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "offline"),
+    [
+        ({"HF_HUB_OFFLINE": "1"}, True),
+        ({"TRANSFORMERS_OFFLINE": "yes"}, True),
+        ({"HF_HUB_OFFLINE": "0"}, False),
+    ],
+)
+def test_renew_sets_the_offline_switch_of_the_hub(
+    given: dict[str, str], offline: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constants = SimpleNamespace(HF_HUB_OFFLINE=not offline)
+    monkeypatch.setitem(sys.modules, "huggingface_hub.constants", constants)  # type: ignore[arg-type]
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    server.reapply_environment()
+    assert constants.HF_HUB_OFFLINE is offline
+
+
+@pytest.mark.vllm
+def test_set_log_level_configures_vllm_when_the_start_has_another_level() -> None:
+    from vllm.config import LoggingConfig
+
+    logger = logging.getLogger("vllm")
+    before = logging.getLevelName(logger.level)
+    try:
+        server.configure_loggers(LoggingConfig(log_level="DEBUG", configure_logging=True))
+        assert logger.level == logging.DEBUG
+    finally:
+        server.configure_loggers(LoggingConfig(log_level=before, configure_logging=True))
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("on_cpu", [False, True])
+def test_a_step_ends_with_its_iteration(monkeypatch: pytest.MonkeyPatch, on_cpu: bool) -> None:
+    """Use vLLM's parser and rule: with one batch in flight the engine has no queue and cannot return early."""
+    from vllm.config import VllmConfig
+
+    from coldstart.vllm.engine import server
+
+    monkeypatch.setattr(runtime, "targets_cpu", lambda: on_cpu)
+    args, *_ = server.parse_args(
+        offline.disable_async_scheduling(Arguments(["--model", "m", "--async-scheduling"]))
+    )
+    config = SimpleNamespace(
+        parallel_config=SimpleNamespace(pipeline_parallel_size=1),
+        scheduler_config=SimpleNamespace(async_scheduling=args.async_scheduling),
+        use_v2_model_runner=True,
+    )
+    assert VllmConfig.max_concurrent_batches.fget(config) == (2 if on_cpu else 1)
