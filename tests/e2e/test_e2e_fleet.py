@@ -18,8 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
-from support.fleet_askers import Asking, Streaming
-from support.fleet_on_ray import TESTS, Fleet, two_node_fleet
+from support.fleet_on_ray import TESTS, Asking, Fleet, Streaming, two_node_fleet
 from support.waiting import has_ended, wait_until
 
 from coldstart.fleet import events

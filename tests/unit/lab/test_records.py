@@ -1,15 +1,18 @@
 import asyncio
 import json
 from collections.abc import Callable
+from pathlib import Path
+from statistics import mean, pstdev
 
 import pytest
 from support import pages
 from tools.openai_server import FakeServer, running
 
 from coldstart.lab.live import Target, replay
+from coldstart.lab.plan import TracePlan, assign_models, generate_prompt, replace_arrivals
 from coldstart.lab.records import Replay, RequestRecord, parse_slo, summarize, tabulate
 from coldstart.lab.report import ReplayRun, compare_runs, find_highest_rates, report, tabulate_metrics
-from coldstart.lab.traces import TraceRequest
+from coldstart.lab.traces import Columns, TraceError, TraceReport, TraceRequest, read_trace
 
 
 def record(number: int, first: float, end: float, tokens: int) -> RequestRecord:
@@ -139,3 +142,204 @@ def test_an_interrupt_keeps_what_was_measured() -> None:
         result = replay(trace(10_000, 0.02), target(server.port), register_interrupt=soon)
     assert result.end_reason == "interrupted"
     assert 0 < sum(record.ok for record in result.records) <= len(result.records) < 10_000
+
+
+SAMPLES = {
+    "Mooncake": '{"timestamp": 1000, "input_length": 7, "output_length": 3, "hash_ids": [1, 2]}\n'
+    '{"timestamp": 2500, "input_length": 8, "output_length": 4, "hash_ids": [], "model": "b"}\n',
+    "Azure LLM": "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    "2023-11-16 18:15:46.6805900,7,3\n2023-11-16 18:15:48.1805900,8,4\n",
+    "Azure Functions 2021": "app,func,end_timestamp,duration\na,f,10,9\na,g,12,9.5\n",
+    "BurstGPT": "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    "5,ChatGPT,7,3,10,Conversation log\n6.5,GPT-4,8,4,12,API log\n",
+}
+# BurstGPT_3 has two more columns, and the Azure LLM trace of 2024 times with a zone.
+LATER = {
+    "Azure LLM": "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    "2024-05-10 00:00:00.009930+00:00,7,3\n2024-05-10 00:00:01.509930+00:00,8,4\n",
+    "BurstGPT": "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    "19440110.0,1722ac82,43,GPT-4,7,3,10,Conversation log\n19440111.5,1722ac82,2,ChatGPT,8,4,12,Conversation log\n",
+}
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "trace"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(("name", "text"), [*SAMPLES.items(), *LATER.items()])
+def test_each_format_is_detected_and_gives_relative_seconds(name: str, text: str, tmp_path: Path) -> None:
+    report = TraceReport()
+    rows = read_trace(write(tmp_path, text), report=report)
+    assert [row.arrival_s for row in rows] == pytest.approx([0.0, 1.5])
+    lengths = (512, 128) if name == "Azure Functions 2021" else (7, 3)
+    assert (rows[0].prompt_tokens, rows[0].output_tokens) == lengths
+    assert (report.trace_format, report.rows, report.skipped) == (name, 2, 0)
+
+
+def of_2019(*rows: str) -> str:
+    """Return a file with the published columns: one for each minute of a day."""
+    days = [",".join([*row.split(","), *["0"] * 1440][:1444]) for row in rows]
+    return "\n".join(
+        [",".join(["HashOwner", "HashApp", "HashFunction", "Trigger", *map(str, range(1, 1441))]), *days]
+    )
+
+
+def test_invocation_counts_of_azure_functions_2019_become_requests_within_their_minutes(
+    tmp_path: Path,
+) -> None:
+    text = of_2019("o,a,f,http,0,3,0,2", "o,a,g,timer,0,1,1,1", "o,a,h,queue,0,-1", "o,a,i,queue,x")
+    path, report = write(tmp_path, text), TraceReport()
+    rows = read_trace(path, report=report)
+    assert (report.trace_format, report.rows, report.skipped) == ("Azure Functions 2019", 8, 2)
+    assert [bad.line for bad in report.bad_rows] == [4, 5]
+    assert sorted(row.model or "" for row in rows) == [*"fffff", *"ggg"]
+    times = [row.arrival_s for row in rows]
+    assert times == sorted(times) and times[0] == 0 and times[-1] <= 3 * 60
+    # The second minute has four invocations, the third one and the fourth three; the first request is up to 60 s late.
+    gaps = sum(time < 60 for time in times), sum(time <= 120 for time in times)
+    assert 4 <= gaps[0] <= 5 and 5 <= gaps[1] <= 8 and read_trace(path) == rows
+    assert len(read_trace(path, limit=3)) == 4 and len(read_trace(path, until_s=1)) == 5
+    assert [len(arrange(TracePlan(path, limit=count))) for count in (2, 5, 9)] == [2, 5, 8]
+    with pytest.raises(TraceError, match="line 4: an invocation count"):
+        read_trace(path, strict=True)
+    many = write(tmp_path, of_2019("o,a,f,http,1999999,1999999"))
+    with pytest.raises(TraceError, match="more than 2,000,000"):
+        read_trace(many)
+    assert len(read_trace(many, until_s=0, limit=1)) == 1_999_999
+
+
+SHAREGPT = """[{"id": "a", "conversations": [{"from": "human", "value": "12345678"}, {"from": "gpt", "value": "12345"}]},
+ {"id": "b", "conversations": [{"from": "human", "value": "alone"}]}]"""
+ALPACA = """[{"instruction": "1234", "input": "", "output": "12345678"},
+ {"instruction": "123", "input": "1234", "output": ""}]"""
+
+
+@pytest.mark.parametrize(("name", "text"), [("ShareGPT", SHAREGPT), ("Alpaca", ALPACA)])
+def test_data_set_of_texts_gives_token_counts_and_names_rows_without_an_answer(
+    name: str, text: str, tmp_path: Path
+) -> None:
+    report = TraceReport()
+    (row,) = read_trace(write(tmp_path, text), report=report)
+    assert report.trace_format == name
+    assert (row.arrival_s, row.prompt_tokens, row.output_tokens) == (
+        0.0,
+        *((2, 2) if name == "ShareGPT" else (1, 2)),
+    )
+    assert [bad.line for bad in report.bad_rows] == [2]
+    with pytest.raises(TraceError, match="cannot read"):
+        read_trace(write(tmp_path, text[:-1]))
+
+
+def test_a_plain_csv_is_read_by_column_mapping(tmp_path: Path) -> None:
+    path = write(tmp_path, "when,in,out,who\n1000,7,3,x\n3000,8,4,y\n")
+    columns = Columns.parse("time=when,prompt=in,output=out,model=who,unit=ms")
+    assert [(r.arrival_s, r.model) for r in read_trace(path, columns=columns)] == [
+        (0.0, "x"),
+        (2.0, "y"),
+    ]
+
+
+def test_malformed_rows_are_named_and_skipped(tmp_path: Path) -> None:
+    bad = (
+        "{oops\n"
+        + SAMPLES["Mooncake"]
+        + '{"timestamp": 3}\n{"timestamp": 4, "input_length": 0, "output_length": 1}\n'
+    )
+    report, short = TraceReport(), TraceReport()
+    lines = "TIMESTAMP,ContextTokens,GeneratedTokens\n1,2\n\n3,4,5,6\nx,1,1\n"
+    (row,) = read_trace(write(tmp_path, lines), report=short)
+    assert row.output_tokens == 5 and [one.line for one in short.bad_rows] == [2, 5]
+    rows = list(read_trace(write(tmp_path, bad), report=report))
+    assert len(rows) == report.rows == 2
+    assert [row.line for row in report.bad_rows] == [1, 4, 5]
+    assert (
+        "no value for input_length" in report.bad_rows[1].reason
+        and "not a positive integer" in report.bad_rows[2].reason
+    )
+
+
+def test_unreadable_trace_is_refused_with_the_reason(tmp_path: Path) -> None:
+    path = write(tmp_path, "a,b\n1,2\n")
+    with pytest.raises(TraceError, match="an unknown trace format; its columns are a, b"):
+        read_trace(path)
+    with pytest.raises(TraceError, match="no column p; it has a, b"):
+        read_trace(path, columns=Columns.parse("time=a,prompt=p,output=b"))
+    with pytest.raises(TraceError, match="cannot read"):
+        read_trace(tmp_path / "absent")
+    with pytest.raises(TraceError, match=r"cannot read the trace: .* EOF inside string"):
+        read_trace(write(tmp_path, SAMPLES["BurstGPT"] + '"'))
+    with pytest.raises(TraceError, match="missing"):
+        Columns.parse("time=t")
+
+
+def test_equal_hash_ids_give_equal_prefixes_and_rows_differ_otherwise() -> None:
+    shared = TraceRequest(0, 1100, 1, None, (4, 9))
+    one, two = generate_prompt(shared, 0, 7, 1000), generate_prompt(shared, 1, 7, 1000)
+    assert len(one) == len(two) == 1100
+    assert one[:1024] == two[:1024] and one[1024:] != two[1024:]
+    assert all(10 <= token < 1000 for token in one)
+    assert generate_prompt(shared, 0, 8, 1000) != one
+
+
+ROWS = [TraceRequest(float(i), 10 + i, 5 + i, f"f{i % 5}") for i in range(20)]
+
+
+@pytest.mark.parametrize("cv", [1.0, 3.0])
+def test_arrivals_have_the_asked_rate_and_cv(cv: float) -> None:
+    rows = replace_arrivals((ROWS[0] for _ in range(40_000)), rate=4.0, cv=cv, seed=3)
+    times = [row.arrival_s for row in rows]
+    gaps = [b - a for a, b in zip([0.0, *times], times, strict=False)]
+    assert mean(gaps) == pytest.approx(0.25, rel=0.1)
+    assert pstdev(gaps) / mean(gaps) == pytest.approx(cv, rel=0.1)
+
+
+def arrange(plan: TracePlan) -> list[TraceRequest]:
+    return plan.transform(plan.read(TraceReport()))
+
+
+def test_a_plan_changes_speed_duration_limit_and_lengths(tmp_path: Path) -> None:
+    lines = "".join(f"{i},{10 + i},{5 + i}\n" for i in range(20))
+    path, columns = write(tmp_path, f"t,p,o\n{lines}"), "time=t,prompt=p,output=o"
+    fast = arrange(TracePlan(path, columns, speedup=2.0, duration_s=3.0))
+    assert [row.arrival_s for row in fast] == [0, 0.5, 1, 1.5, 2, 2.5, 3]
+    capped = arrange(TracePlan(path, columns, limit=4, max_prompt=10, max_output=5))
+    assert [(row.prompt_tokens, row.output_tokens) for row in capped] == [(10, 5)] * 4
+
+
+def test_models_are_mapped_round_robin_by_zipf_and_by_column() -> None:
+    robin = [row.model for row in assign_models(ROWS, ["a", "b"], "round-robin", 0)]
+    assert robin[:4] == ["a", "b", "a", "b"]
+    many = (ROWS[0] for _ in range(3000))
+    zipf = [row.model for row in assign_models(many, ["a", "b", "c"], "zipf", 1)]
+    assert zipf.count("a") > zipf.count("b") > zipf.count("c") > 0
+    column = {
+        (old.model, new.model)
+        for old, new in zip(ROWS, assign_models(ROWS, ["a", "b"], "column", 0), strict=True)
+    }
+    assert column == {("f0", "a"), ("f1", "b"), ("f2", "a"), ("f3", "b"), ("f4", "a")}
+    assert list(assign_models(ROWS, [], "zipf", 0)) == ROWS
+    with pytest.raises(ValueError, match="must be one of round-robin"):
+        TracePlan(Path("trace"), mapping="alphabet")
+
+
+BESIDE = (folder / "shared" / "traces" for folder in Path(__file__).parents)
+REAL = next((folder for folder in BESIDE if folder.is_dir()), Path("absent"))
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "count"),
+    [
+        ("azure_llm_2023_conv.csv", "Azure LLM", 19_366),
+        ("mooncake_fast25_conversation.jsonl", "Mooncake", 12_031),
+        ("azure_functions_2021_sample.csv", "Azure Functions 2021", 199),
+    ],
+)
+def test_the_real_traces_are_read_whole(file: str, name: str, count: int) -> None:
+    path = REAL / file
+    if not path.exists():
+        pytest.skip(f"the real trace {file} is not beside the project")
+    report = TraceReport()
+    rows = len(read_trace(path, report=report))
+    assert (report.trace_format, rows, report.skipped) == (name, count, 0)

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import resource
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tools.machine import criu as program
 
-from coldstart.system.snapshot import criu, criu_memory
+from coldstart.launch import pruning
+from coldstart.system import fingerprint
+from coldstart.system.paths import Cache
+from coldstart.system.snapshot import criu, criu_memory, runtime_image
 
 SIZE = 8 << 20
 # Whenever it is asked: says what its memory is and from where, then writes to one page of it.
@@ -164,3 +169,57 @@ def test_missing_names_the_version_when_criu_is_too_old(
         criu.explain_unavailable()
     )
     assert "build CRIU 4.2 or newer" in str(criu.suggest_fix())
+
+
+Make = Callable[..., Path]
+
+
+@pytest.fixture
+def root(home: Path) -> Path:
+    return Cache.at().runtimes
+
+
+@pytest.fixture
+def make(root: Path) -> Make:
+    """Return make(name), which publishes a fake image that depends on this file."""
+
+    def publish(name: str = "a" * 64, kernel: str | None = None) -> Path:
+        image = root / name
+        with runtime_image.publish_image(image) as partial:
+            (partial / "pages-1.img").write_bytes(b"x" * 999)
+            machine = fingerprint.read_machine_properties() | ({"kernel": kernel} if kernel else {})
+            recorded = fingerprint.Fingerprint(machine, fingerprint.read_states([__file__]))
+            (partial / fingerprint.ABOUT).write_bytes(msgspec.json.encode(recorded))
+            said = {"python": sys.executable, "vllm": "0.32.0", "made": "2026-01-01T00:00:00Z"}
+            (partial / runtime_image.ABOUT).write_text(json.dumps(said))
+        return image
+
+    return publish
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda image: (image / "pages-1.img").write_bytes(b"x" * 99), "pages-1.img has changed since it was created"),
+        (lambda image: os.truncate(image / "pages-1.img", 500), "pages-1.img has changed since it was created"),
+        (lambda image: (image / "pages-1.img").unlink(), "pages-1.img was removed"),
+        (lambda image: image.chmod(0o755), "mode 0755, expected"),
+        (lambda image: (image / "pages-1.img").chmod(0o644), "pages-1.img has changed since it was created"),
+    ],
+)  # fmt: skip
+def test_changed_image_is_refused(make: Make, spoil: Callable[[Path], object], reason: str) -> None:
+    image = make()
+    spoil(image)
+    assert reason in str(runtime_image.explain_unreadable(image))
+
+
+def test_prune_removes_unusable_images_and_leftovers(make: Make, root: Path) -> None:
+    kept, old = make("a" * 64), make("b" * 64, kernel="3.1")
+    left = root / ".partial"
+    left.mkdir()
+    (left / "pages-1.img").write_bytes(b"half" * 4096)
+    planned = pruning.prune(Cache.at(), dry_run=True)
+    assert {*planned.frozen} == {old, left} and old.is_dir() and left.is_dir()
+    assert pruning.prune(Cache.at()) == planned and planned.freed_bytes > 4096
+    assert kept.is_dir() and not old.exists() and not left.exists()
+    assert [one.directory for one in runtime_image.list_images(root)] == [kept]

@@ -5,19 +5,25 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import os
 import pkgutil
 import re
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
+from typing import Any
 
 import pytest
 
 from coldstart import vllm
+from coldstart.host.live.access_control import FORWARDED_PATHS, HEALTH, MODELS, OPEN, READ_PATHS
 from coldstart.system import runtime
 from coldstart.vllm import compat, late
+from coldstart.vllm.engine import server
+from coldstart.vllm.engine.application import EarlyApplication
 
 ROOT = Path(__file__).parents[3]
 SOURCES = [
@@ -135,3 +141,75 @@ def test_modules_are_worked_on_when_they_are_imported(
     assert sorted(seen) == [1, 2] and sys.meta_path == before
     late.run_when_imported("late_module", lambda module: seen.append(3))
     assert seen[-1] == 3
+
+
+def _fork() -> None:
+    """Fork a process, as the start of an engine does."""
+    if (pid := os.fork()) == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def _begun(args: Namespace, config: Any) -> EarlyApplication:
+    early = EarlyApplication()
+    early.start_building_after_fork(args, config)
+    _fork()
+    return early
+
+
+@pytest.fixture
+def arguments() -> tuple[Namespace, Any]:
+    args, _ = server.parse_args(["--model", "some/model", "--api-key", "k", "--root-path", "/here"])
+    return args, Namespace(model_config=Namespace(get_pooling_task=lambda tasks: None))
+
+
+def _routes(app: Any) -> list[tuple[str, str]]:
+    return [(type(route).__name__, route.path) for route in app.routes]
+
+
+@pytest.mark.vllm
+def test_vllm_receives_an_equal_application(arguments: tuple[Namespace, Any]) -> None:
+    from vllm.entrypoints.launchers.api_server import entry
+
+    args, config = arguments
+    stock = entry.build_app
+    early = _begun(args, config)
+    with early.provide_to_vllm():
+        one = entry.build_app(args, ("generate",), config.model_config)
+        assert entry.build_app(args, ("generate",), config.model_config) is one
+    assert entry.build_app is stock
+    other = stock(args, ("generate",), config.model_config)
+    assert one is not other
+    assert _routes(one) == _routes(other)
+    assert (one.root_path, one.state.args) == ("/here", args)
+    assert [one.cls for one in one.user_middleware] == [one.cls for one in other.user_middleware]
+
+
+@pytest.mark.vllm
+def test_gateway_forwards_no_route_of_development_mode(
+    arguments: tuple[Namespace, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.entrypoints.launchers.app import build_app
+
+    def paths() -> set[str]:
+        app = build_app(args, ("generate",), config.model_config)
+        return {path for _, path in _routes(app)}
+
+    args, config = arguments
+    closed = paths()
+    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
+    opened = paths() - closed
+    assert {"/sleep", "/wake_up", "/collective_rpc", "/server_info", "/update_weights"} <= opened
+    assert not opened & {*FORWARDED_PATHS, *READ_PATHS, *OPEN, HEALTH, MODELS}
+
+
+@pytest.mark.vllm
+def test_incompatible_vllm_is_not_changed(
+    arguments: tuple[Namespace, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.entrypoints.launchers.api_server import entry
+
+    monkeypatch.setattr(compat, "check", lambda feature, load=None: f"no {feature}")
+    stock = entry.build_app
+    with _begun(*arguments).provide_to_vllm():
+        assert entry.build_app is stock
