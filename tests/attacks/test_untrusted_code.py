@@ -1,4 +1,4 @@
-"""Code is used only if a trusted key signed this bundle, no other user could write it, and it is imported from its own place."""
+"""Code is used only if a trusted key signed this bundle, no other user could write it, and it lies in its own place."""
 
 from __future__ import annotations
 
