@@ -22,12 +22,6 @@ from tools.forked import coldstart
 from tools.shell import Run
 
 
-def test_list_prints_text(run: Run, bundle: Bundle) -> None:
-    done = run("list")
-    assert "org/tiny:v1" in done.stdout
-    assert done.stdout.startswith("bundle")
-
-
 def test_last_line_has_place_duration_and_next_command(run: Run, bundle: Bundle) -> None:
     last = run("prune").stderr.splitlines()[-1]
     assert "bundles" in last

@@ -84,17 +84,6 @@ def test_every_command_has_json_output() -> None:
         assert "json" in form.type.choices
 
 
-def test_exports_use_one_option() -> None:
-    exporting = {
-        words[0]
-        for words, command in EVERY.items()
-        if any("--export" in one.opts for one in options(command))
-    }
-    assert exporting == {"bench", "trace-replay"}
-    shown = {flag for command in EVERY.values() for one in options(command) for flag in one.opts}
-    assert not shown & {"--html", "--csv", "--json", "--markdown"}
-
-
 def contexts() -> Iterator[tuple[tuple[str, ...], typer.Context]]:
     """Yield each command with the context in which the command line parses it."""
     for name in cli.COMMANDS:

@@ -1,4 +1,4 @@
-"""Weights fetched during a start give the same tokens, also when the prefetcher dies and with several ranks."""
+"""Weights fetched during a start give the same tokens, also with several ranks."""
 
 from __future__ import annotations
 

@@ -31,13 +31,6 @@ def names(policy: SkipJoinMlfq) -> list[str]:
     return [job.id for job in policy]
 
 
-@pytest.mark.parametrize(("prompt", "level"), [(1, 0), (34, 1), (100, 2), (101, 3), (200, 3), (5000, 4)])
-def test_a_job_joins_the_queue_that_covers_its_first_iteration(prompt: int, level: int) -> None:
-    job = Job("a", 0, prompt)
-    mlfq().add(job, 0)
-    assert job.level == level
-
-
 @given(st.floats(1e-3, 10), st.integers(1, 12), st.integers(1, 5000))
 def test_the_first_queue_is_the_highest_that_covers_the_time(first: float, levels: int, prompt: int) -> None:
     policy, job = mlfq(first_quantum_s=first, levels=levels), Job("a", 0, prompt)
@@ -67,18 +60,6 @@ def test_demotion_reaches_the_queue_of_the_next_iteration() -> None:
     job.prompt_tokens = 200
     policy.add_service(job, 1.0, 1)
     assert job.level == 3
-
-
-def test_a_starved_job_moves_to_the_tail_of_q1() -> None:
-    policy = mlfq(alpha_s=10.0)
-    policy.add(Job("long", 0, 5000), 0)
-    policy.add(Job("short", 9, 1), 9)
-    policy.tick(9.9, batch=1)
-    assert names(policy) == ["short", "long"]
-    policy.tick(10.0, batch=1)
-    assert names(policy) == ["short", "long"]
-    assert [job.level for job in policy] == [0, 0]
-    assert policy.promotions == 1
 
 
 def test_chunks_of_one_prompt_are_one_iteration_when_they_use_the_quantum() -> None:

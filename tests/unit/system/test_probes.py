@@ -211,9 +211,3 @@ def test_install_lists_the_extras_when_the_name_is_wrong() -> None:
     with pytest.raises(UsageError, match="unknown extra 'cpux'") as caught:
         installation.install_extra("cpux", PythonEnvironment(), lambda _: None)
     assert "all, cpu, dev, docs, fleet, gpu, host, lab" in str(caught.value.hint)
-
-
-def test_find_extras_names_the_extras_of_a_module_when_one_provides_it() -> None:
-    assert installation.find_extras("uvicorn") == ["host"]
-    assert installation.find_extras("prometheus_client") == ["host"]
-    assert installation.find_extras("vllm") == installation.find_extras("unknown") == []

@@ -43,12 +43,6 @@ def published() -> Iterator[Published]:
     os.close(descriptor)
 
 
-def test_published_memory_keeps_its_content_in_the_file(published: Published) -> None:
-    memory, descriptor, _ = published
-    assert memory.map[:] == CONTENT == os.pread(descriptor, len(CONTENT), 0)
-    assert memory.is_shared()
-
-
 def test_equal_memory_is_adopted_and_other_memory_is_not(published: Published) -> None:
     _, descriptor, places = published
     # The fingerprint does not cover the second page.
@@ -76,12 +70,6 @@ def test_only_a_file_that_cannot_change_is_sealed(published: Published) -> None:
     assert [shared_pages.is_sealed(one) for one in (published[1], plain, reader)] == [True, False, False]
     for one in (plain, reader, writer):
         os.close(one)
-
-
-def test_subtract_returns_the_parts_outside_the_other_regions() -> None:
-    regions = [Region(0, 10), Region(20, 30), Region(100, 5)]
-    left = shared_pages.subtract(regions, [Region(0, 10), Region(25, 5), Region(40, 90)])
-    assert left == [Region(20, 5), Region(30, 10)]
 
 
 def test_a_large_allocation_has_pages_of_its_own_beside_others() -> None:

@@ -182,19 +182,6 @@ def test_small_or_missing_log_is_not_changed(tmp_path: Path) -> None:
     log.remove()
 
 
-def test_find_error_returns_the_last_error_when_a_warning_names_another(tmp_path: Path) -> None:
-    log = ServerLog(tmp_path / "7.log")
-    log.path.write_text(
-        "WARNING cannot watch files: OSError: [Errno 24] Too many open files\n"
-        "INFO loading weights\n"
-        "Traceback (most recent call last):\n"
-        '  File "engine.py", line 7, in start\n'
-        "ValueError: max_model_len 8192 exceeds the KV cache\n"
-        "INFO shutting down\n"
-    )
-    assert log.find_error() == "ValueError: max_model_len 8192 exceeds the KV cache"
-
-
 def test_secrets_are_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_abcdefghijklmnop")
     log = ServerLog(tmp_path / "7.log")
