@@ -1,7 +1,5 @@
 """Fixtures of several packages. This file also puts `tools` on the import path of the tests."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import inspect

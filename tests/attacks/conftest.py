@@ -1,7 +1,5 @@
 """Attacks run with a home of their own, the engine's fakes, and a second user of this machine."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

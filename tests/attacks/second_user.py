@@ -4,8 +4,6 @@
 so an attack that fails has failed because of the target.
 """
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import http.client

@@ -1,7 +1,5 @@
 """Keys open the models of their clients only; gateways are not open by accident, and pages of other sites change nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib

@@ -1,7 +1,5 @@
 """Keys and credentials go to the server that they are for alone, never over plain HTTP, and its answers are bounded."""
 
-from __future__ import annotations
-
 import base64
 import json
 import socket

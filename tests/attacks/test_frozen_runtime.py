@@ -1,7 +1,5 @@
 """Templates and frozen runtimes hold no secret of their creator, and other users cannot change them."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

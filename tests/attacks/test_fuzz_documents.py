@@ -3,8 +3,6 @@
 The digests are right, so that readers get past the first check. `make fuzz` mutates the bytes of manifests and trees.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Hostile archives, trees and names of members are refused with a code, and leave no file."""
 
-from __future__ import annotations
-
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from io import BytesIO

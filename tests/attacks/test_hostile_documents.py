@@ -1,7 +1,5 @@
 """Documents and texts made to confuse a reader: each is refused with its code, or is shown on lines of its own."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

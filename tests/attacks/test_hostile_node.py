@@ -1,7 +1,5 @@
 """Nodes with read-only caches, squatted names and killed servers: no secret is recorded and no file remains."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

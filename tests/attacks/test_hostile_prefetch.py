@@ -1,7 +1,5 @@
 """Hostile clients of the prefetcher are refused without an effect on other clients."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

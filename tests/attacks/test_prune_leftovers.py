@@ -1,7 +1,5 @@
 """What killed commands and removed bundles leave behind is removed; odd stores and file systems are read."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

@@ -3,8 +3,6 @@
 A real process with another user id makes each attempt on files that the tool created.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -3,8 +3,6 @@
 Every port of every process is attacked. Ray's ports accept connections of every user; none answers without Ray's token.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess

@@ -3,8 +3,6 @@
 A document is refused with an error that names the file and has a hint. A record that only saves time is ignored.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A snapshot, a template or a worker is used only if files, flags and variables are those of the start."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Untrusted bundles supersede no trusted one, and keys that another user could have placed are refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Code is used only if a trusted key signed this bundle, no other user could write it, and it lies in its own place."""
 
-from __future__ import annotations
-
 import ast
 import base64
 import json

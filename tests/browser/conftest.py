@@ -1,7 +1,5 @@
 """A real Chromium for the tests of pages; they are skipped where `fetch-chromium.sh` has not made one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """The host's page at /ui in a real browser: readable at each width, and its buttons do what they say."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

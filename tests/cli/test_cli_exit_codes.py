@@ -1,7 +1,5 @@
 """Exit codes are an API: 0 yes, 1 no, 2 error, 3 no bundle, 4 login or offline, 128 + signal."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

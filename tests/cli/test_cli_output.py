@@ -1,7 +1,5 @@
 """stdout contains only the result, in each output format; a signal or a closed terminal ends a command in order."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

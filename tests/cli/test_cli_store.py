@@ -1,7 +1,5 @@
 """Commands of the bundle store, run as a user runs them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

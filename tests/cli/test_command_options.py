@@ -1,7 +1,5 @@
 """Options of every command: examples parse, and help states defaults."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

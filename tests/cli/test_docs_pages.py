@@ -1,7 +1,5 @@
 """The pages: each message of the troubleshooting page is in the code, and each command parses."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex

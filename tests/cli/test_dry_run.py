@@ -1,7 +1,5 @@
 """A dry run changes no file, sends no request, and reports what the command would do."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket

@@ -4,8 +4,6 @@ The test reads each `hint`, literal or f-string, from the syntax tree and replac
 the commands without running them.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex

@@ -1,7 +1,5 @@
 """coldstart host and fleet: errors before they listen, their status, and requests to a running one."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

@@ -1,7 +1,5 @@
 """coldstart materialize and validate: messages, exit codes and formats; each line of the CI page runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@ The .ptx beside each is nvcc 13.0.88's, by the command in the source's head. Tri
 brings ptxas, so that nothing is installed for this and no GPU is needed.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 from functools import cache

@@ -3,8 +3,6 @@
 COLDSTART_E2E_ROOT retains the environment between runs.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The examples of the Python API run against a real vLLM, with the bundle that the other tests share."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -3,8 +3,6 @@
 The table of all architectures is in benchmarks/RESULTS.md.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import subprocess

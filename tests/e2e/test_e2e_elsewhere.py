@@ -5,8 +5,6 @@ Its code runs only if trusted, then with every fast path.
 Starts on one machine: the signer is trusted, a blob is damaged, and each night the signer is unknown.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

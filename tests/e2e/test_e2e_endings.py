@@ -1,7 +1,5 @@
 """When a server ends, its exit code has the cause and none of its processes remains."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 Gateway, Ray, actors and starter are real. The model servers need no model: the tests cover starts, routing, loss and recovery.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

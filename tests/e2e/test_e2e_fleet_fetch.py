@@ -3,8 +3,6 @@
 The model servers need no model: each fetches its rank's tensors like `coldstart serve` and is ready when they are there.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

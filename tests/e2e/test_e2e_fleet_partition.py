@@ -3,8 +3,6 @@
 No request may fail: each request can be retried on the other node, and each stream can continue there.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack

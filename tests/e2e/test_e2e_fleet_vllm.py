@@ -1,7 +1,5 @@
 """A real model in a fleet on a real Ray cluster returns the tokens of a stock server to OpenAI's client."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import time

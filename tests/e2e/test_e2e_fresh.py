@@ -1,7 +1,5 @@
 """A bundle is materialized, inspected and served, and its tokens are those of stock vLLM."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

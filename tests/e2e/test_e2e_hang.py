@@ -1,7 +1,5 @@
 """A real server whose engine or API process is stopped is killed, and its model serves again with the same tokens."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -3,8 +3,6 @@
 The reference is the same request on the source, which is not moved.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 import time

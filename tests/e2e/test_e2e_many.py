@@ -1,7 +1,5 @@
 """Two real models behind one endpoint with memory for one, requested in turn by OpenAI's client."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

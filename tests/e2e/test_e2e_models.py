@@ -1,7 +1,5 @@
 """Another architecture whose bundle has no compiled code: replayed, with a wrong canary, after a killed `materialize`."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

@@ -3,8 +3,6 @@
 Invariant: a rank keeps its own heads' or layers' share of what is evicted, and nothing runs before every rank has it back.
 """
 
-from __future__ import annotations
-
 import pytest
 from tools.bursts import BLOCK_BYTES, BLOCK_TOKENS, body, count_overtaken, counters, together
 from tools.machine import TRACED, Machine, Served

@@ -1,7 +1,5 @@
 """One frozen runtime starts models of different architectures; a changed runtime is refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

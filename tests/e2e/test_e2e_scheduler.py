@@ -3,8 +3,6 @@
 Invariant: the order of requests never changes an answer, also when requests are parked, swapped out or loaded back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """A frozen engine thaws any number of times, at any address."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import stat

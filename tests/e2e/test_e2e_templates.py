@@ -1,7 +1,5 @@
 """Servers forked from a warm template have separate ports, lifetimes and correct tokens."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

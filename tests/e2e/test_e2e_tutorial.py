@@ -1,7 +1,5 @@
 """The tutorial: its commands run in order on a new machine and print what the pages show, but for numbers and digests."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

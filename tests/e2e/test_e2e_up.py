@@ -1,7 +1,5 @@
 """coldstart up prepares and serves a model, a second one finds it, and coldstart down leaves nothing behind."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Weights fetched during a start give the same tokens, also with several ranks."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

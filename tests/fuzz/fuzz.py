@@ -3,8 +3,6 @@
 python fuzz.py TARGET [-max_total_time=SECONDS] [CORPUS ...]
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """No input of the corpus breaks its target: seeds of `make fuzz`, and inputs that once did."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -4,8 +4,6 @@ From the first release on, `bundle-v1.tar` is never rewritten: a change that bre
 Compressed bytes depend on the zstd release, so of a tree the tar stream is pinned.
 """
 
-from __future__ import annotations
-
 from hashlib import sha256
 from pathlib import Path
 

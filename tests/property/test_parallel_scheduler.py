@@ -4,8 +4,6 @@ Each rank has separate KV and copies. A pipeline schedules its next batch before
 asynchronous scheduling. COLDSTART_WORKLOADS sets the number of random workloads.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 

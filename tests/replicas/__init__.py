@@ -3,8 +3,6 @@
 Their behaviour follows the sources or the manual of the original, which the head of each file names, never our code.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 import subprocess

@@ -6,8 +6,6 @@ imports torch and transformers:
     python -m support.architectures NAME DIRECTORY      (with tests/ on the path)
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

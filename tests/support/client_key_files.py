@@ -1,7 +1,5 @@
 """Files of clients' keys."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

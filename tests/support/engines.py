@@ -1,7 +1,5 @@
 """Fake templates and servers: real processes with a fake vLLM."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import subprocess

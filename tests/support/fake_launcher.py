@@ -1,7 +1,5 @@
 """Launcher of fake_server.py for tests of bench and validate."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from pathlib import Path

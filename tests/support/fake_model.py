@@ -3,8 +3,6 @@
 Each token depends on all tokens before it, so that a continued stream differs from a restarted one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

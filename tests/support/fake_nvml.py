@@ -1,7 +1,5 @@
 """Fake NVML library: a replica in C, read through nvidia-ml-py."""
 
-from __future__ import annotations
-
 import ctypes
 import shutil
 from collections.abc import Iterator

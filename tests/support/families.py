@@ -1,7 +1,5 @@
 """Processes with their descendants, and which of them remain."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable
 

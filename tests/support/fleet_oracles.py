@@ -1,7 +1,5 @@
 """Reference results for fleet policies: exhaustive choice of servers, and exact sharing of a link."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import combinations, pairwise

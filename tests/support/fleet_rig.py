@@ -3,8 +3,6 @@
 A test can kill the fleet; the next one starts from the state file and the reports of the servers, as `fleet up` does.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager

@@ -6,8 +6,6 @@ ids returns the stream of `fake_model`. A server that fetches weights does so li
 with a config.json and a plan.json, and it is ready when the tensors of its rank are there.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -3,8 +3,6 @@
 python -m support.fleet_up STATE RECORDING [RANKS [HOST [RAY]]]
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from functools import partial

@@ -3,8 +3,6 @@
 A target returns for input that it accepts or refuses with a named error. Every other exception is a finding.
 """
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

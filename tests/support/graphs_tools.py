@@ -1,7 +1,5 @@
 """Offline and online phases on simulated processes, and helpers to inspect them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from coldstart.graphs import tables as stored

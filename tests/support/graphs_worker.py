@@ -3,8 +3,6 @@
 What stands in: the driver and the framework (simulated), the manager and its capture loop (as vLLM 0.32's), tensors.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

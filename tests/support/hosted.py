@@ -1,7 +1,5 @@
 """A host with fake servers in this process: its real socket, signals, configuration file and event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

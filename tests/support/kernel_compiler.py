@@ -7,8 +7,6 @@ the headers are a precompiled header, as Inductor has them where vLLM does not t
 `install` makes the program; as a program, this module is g++ for one kernel.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

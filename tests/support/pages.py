@@ -1,7 +1,5 @@
 """Checks of an HTML page: well formed, self-contained, plots with axes."""
 
-from __future__ import annotations
-
 import re
 from html.parser import HTMLParser
 from xml.etree import ElementTree

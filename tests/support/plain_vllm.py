@@ -9,8 +9,6 @@ It writes n greedy tokens of each prompt, or its embedding, to the file. If vLLM
 is not written.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

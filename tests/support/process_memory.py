@@ -1,7 +1,5 @@
 """Search the memory of another process of this user."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

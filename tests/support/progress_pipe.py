@@ -1,7 +1,5 @@
 """The pipe to which this process reports the progress of a start, as a fixture."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

@@ -5,8 +5,6 @@ the connection broke midway. All connections together never exceed `rate` bytes/
 S3 clients in path style (unsigned) find the bucket `b` in the folder `b` of the directory.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import socket

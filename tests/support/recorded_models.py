@@ -1,7 +1,5 @@
 """A model directory and an engine of fixed versions, for bundles of `tools.recorded`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 The package is unpacked into the user's cache; nothing is installed and nothing runs as a service.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

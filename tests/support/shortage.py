@@ -1,7 +1,5 @@
 """Exhaust the descriptors of a running process, and measure its CPU time."""
 
-from __future__ import annotations
-
 import os
 import resource
 import time

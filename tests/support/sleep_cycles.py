@@ -6,8 +6,6 @@ The other three models are fine-tunes with the base's shapes, built below DIRECT
 memory can hold (default 4). It prints one JSON document with the answers and the resources before and after.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

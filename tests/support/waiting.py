@@ -1,7 +1,5 @@
 """Wait for a condition that another thread or process brings about."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Small bundles for tests, valid and forged."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 from collections.abc import Callable, Mapping

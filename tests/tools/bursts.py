@@ -1,7 +1,5 @@
 """Bursts of requests to a server of tiny-llama, their answers, and the counters of its scheduler."""
 
-from __future__ import annotations
-
 import json
 import time
 import urllib.request

@@ -1,7 +1,5 @@
 """A real Chromium (Qt WebEngine), driven by its DevTools protocol: open pages, evaluate JavaScript, take pictures."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

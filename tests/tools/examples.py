@@ -1,7 +1,5 @@
 """Number of examples of a property test, scaled by the loaded Hypothesis profile."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import settings

@@ -4,8 +4,6 @@ Environment, working directory and output are separate, as for any other process
 takes longer than most commands, is shared.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import subprocess

@@ -5,8 +5,6 @@ outgoing traffic is not limited. Addresses outside the bridge are unreachable. `
 of its block.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

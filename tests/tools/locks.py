@@ -1,7 +1,5 @@
 """Read the lock files of requirements/ and resolve them with PyPI alone, without the machine's own configuration."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

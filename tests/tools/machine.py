@@ -3,8 +3,6 @@
 What is run is the installed `coldstart` script; its environment owes nothing to the one of the tests.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

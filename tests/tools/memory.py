@@ -1,7 +1,5 @@
 """Memory of processes that no file backs: what weights, KV caches and vLLM itself take."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A small OpenAI-compatible server with the behaviours a replay client meets."""
 
-from __future__ import annotations
-
 import json
 import socket
 import time

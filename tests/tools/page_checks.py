@@ -1,7 +1,5 @@
 """Checks of a page in a browser: nothing is cut off, nothing bars a reader, no script fails."""
 
-from __future__ import annotations
-
 from tools.chromium import Page
 
 _TOO_WIDE = """(() => {

@@ -6,8 +6,6 @@ code blocks.
 Run: python tests/tools/prose.py
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

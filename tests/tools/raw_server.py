@@ -1,7 +1,5 @@
 """TCP server that answers HTTP requests with any bytes at any speed and records the requests."""
 
-from __future__ import annotations
-
 import json
 import socket
 import ssl

@@ -1,7 +1,5 @@
 """Signed bundles of one model with the arguments that their materialization recorded."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """A short trace that is replayed on a live gateway, and what its report must contain."""
 
-from __future__ import annotations
-
 import csv
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Streams of real servers on this machine that continue at another server."""
 
-from __future__ import annotations
-
 import urllib.request
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Tiny models that all tests of this checkout share, because building one takes seconds."""
 
-from __future__ import annotations
-
 import shutil
 import zlib
 from importlib.metadata import version

@@ -4,8 +4,6 @@ A package is a top-level package or module of coldstart. Lazy and type-only impo
 whose modules must not form a cycle: it would mean that a part knows the whole from which it was extracted.
 """
 
-from __future__ import annotations
-
 import ast
 import symtable
 from collections.abc import Iterable, Iterator

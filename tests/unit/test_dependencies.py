@@ -3,8 +3,6 @@
 Packages that run where vLLM is installed are left out: they import what vLLM requires.
 """
 
-from __future__ import annotations
-
 import sys
 import tomllib
 from collections.abc import Iterable

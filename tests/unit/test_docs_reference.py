@@ -1,7 +1,5 @@
 """The reference pages have the names that the code has: commands, metrics, keys of files, routes and exit codes."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from dataclasses import fields

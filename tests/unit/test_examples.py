@@ -1,7 +1,5 @@
 """The examples are valid: the host file loads, commands parse, and systemd and Kubernetes accept the files."""
 
-from __future__ import annotations
-
 import configparser
 import copy
 import hashlib

@@ -1,7 +1,5 @@
 """The Helm chart: its values, and what helm renders from them. Rendering is skipped where there is no helm."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

@@ -1,7 +1,5 @@
 """Wheel and sdist contain the tree: each package and data file, built with locked tools and without an index."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

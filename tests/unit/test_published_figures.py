@@ -1,7 +1,5 @@
 """The pages show the committed results."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

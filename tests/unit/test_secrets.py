@@ -1,7 +1,5 @@
 """The scrubber: hidden texts, readable texts, and coverage of vLLM's parser."""
 
-from __future__ import annotations
-
 import json
 import re
 from time import process_time

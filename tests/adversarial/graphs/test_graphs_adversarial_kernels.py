@@ -1,7 +1,5 @@
 """Graphs that must be refused with a reason for the user, and words that look like pointers or constants and are not."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable
 from dataclasses import replace

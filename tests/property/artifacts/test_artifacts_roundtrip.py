@@ -1,7 +1,5 @@
 """Laws: what is written is read back, equal inputs give equal bytes, and no input crashes a reader."""
 
-from __future__ import annotations
-
 import tempfile
 from io import BytesIO
 from pathlib import Path, PurePosixPath

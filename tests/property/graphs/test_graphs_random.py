@@ -1,7 +1,5 @@
 """Random graphs: no constant corrupted, no pointer missed, or a refusal."""
 
-from __future__ import annotations
-
 import pytest
 
 from coldstart.graphs.link import combine

@@ -1,7 +1,5 @@
 """Make cubin-shaped ELF files by hand: the text of a kernel is the name of the routine that it runs."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """Build the double of libcuda.so.1 once and load it into this process, where cuda-bindings then finds it by its name."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil

@@ -4,8 +4,6 @@ Structs with holes, tensor maps, constants that look like addresses, the end of 
 one name, and addresses in device memory. A model is one process: its memory is nobody else's.
 """
 
-from __future__ import annotations
-
 import ctypes
 import random
 import struct

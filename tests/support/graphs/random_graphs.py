@@ -4,8 +4,6 @@ A program is what every process shares; a placement is one process's addresses. 
 the program evaluated at its placement, so a classifier is judged by a third placement that it never saw.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
 

@@ -8,8 +8,6 @@
 11 No request is evicted while its token is in a pipeline's stages.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any

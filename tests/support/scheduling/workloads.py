@@ -1,7 +1,5 @@
 """Random workloads of mixed features, and the invariants checked after every step of one."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Directories of one user, fake servers, and a model directory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

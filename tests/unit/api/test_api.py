@@ -1,7 +1,5 @@
 """The names of `coldstart` and `coldstart.api`, and the cost of importing them."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

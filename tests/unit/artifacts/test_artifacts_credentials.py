@@ -1,7 +1,5 @@
 """Logins as docker stores them: in its configuration, or in a credential helper that docker's client fills here."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,7 +1,5 @@
 """Killed writers, full disks, read-only stores, flipped bytes, sixteen processes at once."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """Archives, directories, the hub and a real registry; prune; ranged reads."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import tarfile

@@ -1,7 +1,5 @@
 """Find, get, list, versions and nearest misses."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

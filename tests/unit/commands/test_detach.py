@@ -1,7 +1,5 @@
 """A server in the background reports its start to the command, and its error if it does not start."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """The models of a host's command line start with the arguments of their bundles, like those of `serve`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """coldstart up and down without an engine: what a failed build changes, and what is stopped."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Every variable is read through the table, and docs/environment.md equals the table."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

@@ -1,7 +1,5 @@
 """The fleet file, plans made from it, and errors about invalid files."""
 
-from __future__ import annotations
-
 import copy
 from math import inf
 from pathlib import Path

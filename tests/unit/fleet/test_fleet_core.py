@@ -1,7 +1,5 @@
 """The core under any order of events: no request is forgotten, and no memory or bandwidth is promised twice."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import inf
 

@@ -1,7 +1,5 @@
 """The simulated fleet: starts with hand-computed times, and invariants of any replay."""
 
-from __future__ import annotations
-
 from math import inf
 from random import Random
 

@@ -1,7 +1,5 @@
 """Deadlines of bandwidth reservations under exact processor sharing, and bytes of the link."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest

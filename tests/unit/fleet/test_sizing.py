@@ -1,7 +1,5 @@
 """Algorithm 1 as corrected: cases by hand, and against every choice of servers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import inf
 from random import Random

@@ -1,7 +1,5 @@
 """The driver calls over cuda-bindings, on a double of libcuda, and the binaries of functions as CUPTI shows them."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 import sysconfig

@@ -1,7 +1,5 @@
 """Restore in a process that never ran the model: same bytes, right order, a reason for each graph that is captured."""
 
-from __future__ import annotations
-
 import shutil
 import weakref
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The section in a real store: trusted or not, prepared for a start, used by an engine elsewhere, validated."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from itertools import count

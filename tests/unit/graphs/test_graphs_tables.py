@@ -1,7 +1,5 @@
 """Representation: round trip, every altered byte."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import shutil

@@ -1,7 +1,5 @@
 """MEDUSA's experiments that need a GPU: they are refused without one, and a rehearsal stores nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

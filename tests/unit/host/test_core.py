@@ -1,7 +1,5 @@
 """The host's decisions, event by event."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

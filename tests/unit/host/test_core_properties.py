@@ -1,7 +1,5 @@
 """The host's core under any sequence of events: no used model stops, memory adds up, every request gets one answer."""
 
-from __future__ import annotations
-
 from math import inf
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The host's TOML file: its members, and errors about invalid files."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime

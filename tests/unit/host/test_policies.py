@@ -1,7 +1,5 @@
 """Eviction policies on hand-made examples: victims and remembered state."""
 
-from __future__ import annotations
-
 import math
 from itertools import combinations
 from random import Random

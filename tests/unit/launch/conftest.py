@@ -1,7 +1,5 @@
 """Fake templates and servers, and directories of one user."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any

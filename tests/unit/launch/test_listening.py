@@ -1,7 +1,5 @@
 """Where a server listens, and the records of servers that are up, of which each model has one."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

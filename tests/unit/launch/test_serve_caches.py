@@ -1,7 +1,5 @@
 """Compiler caches of a moved bundle: Triton's reader and vLLM's look-up find the entries."""
 
-from __future__ import annotations
-
 import errno
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """The plan passes between processes unchanged, and a start is recorded."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Usable sections of a bundle become the plan; every other section becomes a reason."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A snapshot is thawed only if it fits; each refusal names the expected and the found value."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The chosen scheduler becomes vLLM flags outside the key, and vLLM's scheduler runs if ours is incompatible."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

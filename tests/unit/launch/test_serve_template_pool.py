@@ -1,7 +1,5 @@
 """Templates of one user: they are started once, found, distinguished from dead ones, and stopped."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

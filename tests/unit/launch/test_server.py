@@ -1,7 +1,5 @@
 """The handle of an embedded server: state, exit codes, and its end with its parent."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

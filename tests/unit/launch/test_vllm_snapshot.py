@@ -1,7 +1,5 @@
 """Mode `snapshot` on a GPU with a fake of `vllm snapshot`, whose server is no child, has known PIDs, and may err."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

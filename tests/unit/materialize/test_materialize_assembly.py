@@ -1,7 +1,5 @@
 """Materialization around the engine's processes: measurement of the KV size, and omitted sections after a late failure."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Weight files against their index: what cannot be loaded is refused by headers alone, and the index decides between copies."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import struct

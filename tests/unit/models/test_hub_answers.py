@@ -1,7 +1,5 @@
 """Whatever the hub answers, a complete copy in the cache is used; without one the error names the answer."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """Names resolve to models, and every failure has an exit code and a hint."""
 
-from __future__ import annotations
-
 import json
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Deadlines: their unit and rounding, the bound on how long a request can be passed, and the order of clients' priorities."""
 
-from __future__ import annotations
-
 import heapq
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Algorithm 1 line by line, and its invariants over random histories."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from itertools import islice
 from math import inf, log2

@@ -1,7 +1,5 @@
 """The fake NVML library and the directories of one user."""
 
-from __future__ import annotations
-
 from support.engines import home
 from support.fake_nvml import built, fake
 

@@ -1,7 +1,5 @@
 """A frozen process whose memory was moved to a file runs with the same memory and shares unwritten pages."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Exit codes in words, and the kernel's count of processes killed because of missing memory."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

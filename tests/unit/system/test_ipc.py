@@ -1,7 +1,5 @@
 """Messages arrive complete with their descriptors, or are refused without leaving descriptors open."""
 
-from __future__ import annotations
-
 import os
 import resource
 import select

@@ -1,7 +1,5 @@
 """nvidia-ml-py with a small fake NVML library whose answers follow NVML's manual."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Engines are taken off their devices and put back: real helper processes over a double of the CUDA driver."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

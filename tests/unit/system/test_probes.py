@@ -1,7 +1,5 @@
 """Each probe works on any machine, and a missing requirement has the command that provides it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import zipfile

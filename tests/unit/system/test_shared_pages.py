@@ -1,7 +1,5 @@
 """Two processes hold equal memory once, and neither can change what the other reads."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

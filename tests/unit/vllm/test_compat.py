@@ -1,7 +1,5 @@
 """A start compares versions and guards imports; our overrides take what vLLM's methods take; no other package names vLLM."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

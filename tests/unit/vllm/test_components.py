@@ -1,7 +1,5 @@
 """A feature whose vLLM integration point is missing falls back, and the starter gets the reason. No feature stops a server."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

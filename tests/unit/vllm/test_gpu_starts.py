@@ -1,7 +1,5 @@
 """`vllm snapshot` and `vllm preload`: our command lines and limits against the parsers and the checks of vLLM itself."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Every digest of the plan is the sha256 of exactly the bytes that it names."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct

@@ -1,7 +1,5 @@
 """The live fleet chooses the number of ranks and their memory by Algorithm 1, and reports the reason."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from pathlib import Path

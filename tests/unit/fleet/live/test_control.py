@@ -1,7 +1,5 @@
 """The live control of a fleet with fake servers: it executes the core's decisions and recovers its state."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from dataclasses import replace

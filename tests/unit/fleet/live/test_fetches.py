@@ -1,7 +1,5 @@
 """Fetches of a node: rates follow the reservations, and the fleet measures the links."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Requests to a fleet: they wait for a start, and none is lost when a server ends."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Messages and transfers that move KV: signed, authenticated, verified and bounded."""
 
-from __future__ import annotations
-
 import secrets
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Streams that continue at another server: moved from a pipeline to a single worker, or resumed after a server died."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from dataclasses import replace

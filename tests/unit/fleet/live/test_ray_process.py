@@ -1,7 +1,5 @@
 """Ray node as a child process: it starts or reports the reason, may end, and may restart."""
 
-from __future__ import annotations
-
 import io
 import signal
 import socket

@@ -1,7 +1,5 @@
 """A client of a stream that another server continues receives each token once and each character completely."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The live host with fake servers: start, eviction and reconfiguration of models during requests."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

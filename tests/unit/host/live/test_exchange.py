@@ -1,7 +1,5 @@
 """One request through the gateway: queued in order, streamed in pieces, and canceled with its client."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -1,7 +1,5 @@
 """Routes of the gateway: models, health, metrics, status, keys and unload."""
 
-from __future__ import annotations
-
 import ssl
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address

@@ -1,7 +1,5 @@
 """Control of a running host over HTTP and by its commands: load, unload, logs, reload and stop."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Profile of a model before its first start."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

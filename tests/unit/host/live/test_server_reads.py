@@ -1,7 +1,5 @@
 """Routes of a running server that the host passes on: its metrics, and /upstream."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import io

@@ -1,7 +1,5 @@
 """Servers behind their leases on the event loop."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """The starter process and its supervisors, with fake work instead of a server's start."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """What a host starts without a request, with fake servers: its runtime template, and models by schedule."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """HTTP requests to one server: aiohttp's server, and malformed responses."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

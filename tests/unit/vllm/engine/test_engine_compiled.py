@@ -1,7 +1,5 @@
 """Code that torch cannot serialize is reported and does not fail a materialization."""
 
-from __future__ import annotations
-
 import functools
 import io
 import os

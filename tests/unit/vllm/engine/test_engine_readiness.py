@@ -1,7 +1,5 @@
 """The readiness line: its time, the merged reports of the workers, and a wrong token before the server listens."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

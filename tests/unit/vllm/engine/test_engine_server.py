@@ -1,7 +1,5 @@
 """Requirements of a server on its forked engine process."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

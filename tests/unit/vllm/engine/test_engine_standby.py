@@ -1,7 +1,5 @@
 """An engine in vLLM's sleep mode is woken for one server at a time: real vLLM with a fake allocator."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

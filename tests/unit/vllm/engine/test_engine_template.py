@@ -1,7 +1,5 @@
 """The accept loop of a template: forks, leases and exits, with a fake engine."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import json

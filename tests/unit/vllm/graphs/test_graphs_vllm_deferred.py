@@ -1,7 +1,5 @@
 """Deferred capture with vLLM's own dispatch, on the simulator: every size before and after its capture."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib.util
 from types import SimpleNamespace

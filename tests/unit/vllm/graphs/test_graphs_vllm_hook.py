@@ -1,7 +1,5 @@
 """Integration points of the hooks on the installed vLLM, and what a task installs."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The vLLM worker's sessions (record twice, prove, restore) on the simulator, with fakes for vLLM's code."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Sleep backend over both forms of a device: one copy of the weights, and the same weights after any order of calls."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Both forms of a device: what a region contains after it was unmapped, and a driver that fails or is cut off at any call."""
 
-from __future__ import annotations
-
 import ctypes
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Arenas of weights: their limit over processes, eviction, and that nothing is left behind."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

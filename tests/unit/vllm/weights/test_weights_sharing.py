@@ -1,7 +1,5 @@
 """A full worker maps the weights that a rank serves, packed ones included, and nothing else."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import logging

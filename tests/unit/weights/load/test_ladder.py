@@ -1,7 +1,5 @@
 """Fallback from a failing prefetcher to files: each tensor is loaded once and in order."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Sequence

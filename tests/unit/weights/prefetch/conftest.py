@@ -1,7 +1,5 @@
 """A checkpoint of two small files, its plan with small chunks, a range server, and a prefetcher for each test."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Servers that die, bytes that are wrong, prefetchers that are killed, memory that is short."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

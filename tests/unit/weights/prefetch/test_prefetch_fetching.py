@@ -1,7 +1,5 @@
 """Bytes that arrive: all, some, from each kind of source; each byte once."""
 
-from __future__ import annotations
-
 import base64
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Schedule of a fetch: exactly the wanted bytes, each verified, without a deadlock."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 import time
