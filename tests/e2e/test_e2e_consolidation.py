@@ -12,9 +12,9 @@ from typing import Any
 
 import psutil
 import pytest
+from tools.bursts import LOCAL, begin_stream, finish_stream, post
 from tools.machine import TRACED, Machine, Served
 from tools.memory import measure_private_bytes
-from tools.streams import LOCAL, begin_stream, finish_stream, post
 
 from coldstart.contract import handover
 from coldstart.contract.handover import Pull

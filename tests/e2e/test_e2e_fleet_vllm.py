@@ -12,8 +12,8 @@ import openai
 import psutil
 import pytest
 from support.waiting import has_ended
+from tools.bursts import check_replay
 from tools.machine import PROMPTS, READY_S, VLLM, Machine, Tokens
-from tools.replays import check_replay
 
 # ray is not imported: it changes the environment, on which templates depend.
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("ray") is None, reason="no ray")]

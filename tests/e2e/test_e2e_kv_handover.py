@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from tools.bursts import LOCAL, begin_stream, finish_stream, post
 from tools.machine import READY_S, TRACED, Machine, Served
-from tools.streams import LOCAL, begin_stream, finish_stream, post
 
 from coldstart.contract import handover
 from coldstart.contract.handover import Pull

@@ -14,8 +14,8 @@ import openai
 import psutil
 import pytest
 from support.families import find_family, remaining
+from tools.bursts import check_replay
 from tools.machine import EAGER, PROMPTS, READY_S, VLLM, Machine, Tokens
-from tools.replays import check_replay
 
 pytestmark = pytest.mark.vllm
 BIG = 3 << 29

@@ -4,11 +4,10 @@ Invariant: a rank keeps its own heads' or layers' share of what is evicted, and 
 """
 
 import pytest
-from tools.bursts import BLOCK_BYTES, BLOCK_TOKENS, body, count_overtaken, counters, together
+from tools.bursts import BLOCK_BYTES, BLOCK_TOKENS, LOCAL, body, count_overtaken, counters, together
 from tools.machine import TRACED, Machine, Served
-from tools.streams import LOCAL
 
-# One rank is in test_e2e_scheduler.py, two with fakes are in property/test_parallel_scheduler.py.
+# One rank is in test_e2e_scheduler.py, two with fakes are in property/test_scheduler.py.
 pytestmark = [pytest.mark.vllm, pytest.mark.nightly]
 
 WAYS = {

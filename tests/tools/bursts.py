@@ -1,5 +1,6 @@
-"""Bursts of requests to a server of tiny-llama, their answers, and the counters of its scheduler."""
+"""Requests to real servers: bursts, streams that continue elsewhere, replays of a trace, and counters of the scheduler."""
 
+import csv
 import json
 import time
 import urllib.request
@@ -7,7 +8,10 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tools.machine import READY_S, Served
+from tools.machine import READY_S, Machine, Served
+
+from coldstart.contract.arguments import Arguments
+from coldstart.host.live.continuation import COMPLETIONS, Continuation
 
 BLOCK_TOKENS = 32
 BLOCK_BYTES = 2 * 8 * 2 * 64 * 4 * BLOCK_TOKENS
@@ -83,3 +87,82 @@ def _request(served: Served, given: dict[str, Any], headers: Mapping[str, str]) 
     data = json.dumps({"model": "tiny-llama", **given}).encode()
     headers = {"Content-Type": "application/json", **headers}
     return urllib.request.Request(f"{served.report['url']}/v1/completions", data, headers)
+
+
+LOCAL = {
+    "VLLM_HOST_IP": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    # The machine may have fewer cores than ranks, and waiting ranks spin.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+}
+"""Environment of servers whose ranks are processes of one machine."""
+
+
+def post(served: Served, body: bytes, request: str = "") -> Any:
+    """Send a completion request with the id `request`, and return the open response."""
+    headers = {"Content-Type": "application/json"} | ({"X-Request-Id": request} if request else {})
+    return urllib.request.urlopen(
+        urllib.request.Request(f"{served.report['url']}{COMPLETIONS}", body, headers), timeout=READY_S
+    )
+
+
+def begin_stream(
+    served: Served, model: str, prompt: Sequence[int], request: str, tokens: int, received: int
+) -> tuple[Continuation, Any]:
+    """Start a stream of `tokens` tokens; return it after the first `received`, with its open response."""
+    document = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
+    document |= {"ignore_eos": True, "stream": True, "cache_salt": request}
+    stream = Continuation.create(COMPLETIONS, document, Arguments())
+    assert stream is not None
+    response = post(served, stream.build_next_request(COMPLETIONS)[1], request)
+    while len(stream.tokens) < received:
+        stream.filter_chunk(response.readline())
+    return stream, response
+
+
+def finish_stream(stream: Continuation, response: Any) -> list[int]:
+    """Read the stream to its end, and return its tokens."""
+    while line := response.readline():
+        stream.filter_chunk(line)
+    assert stream.finished and not stream.error, stream.error
+    return stream.tokens
+
+
+ROWS = 4
+# No request on a CPU is that slow, and none is as fast as the other one.
+MET, MISSED = "ttft=600,latency=900", "ttft=0.0001"
+
+
+def check_replay(machine: Machine, url: str, *options: str) -> dict[str, Any]:
+    """Replay on the server at `url` with a limit that all requests meet and one that none meets; return the first report."""
+    rows = [
+        {"timestamp": n * 50, "input_length": 9, "output_length": 4, "hash_ids": [n]} for n in range(ROWS)
+    ]
+    (machine.root / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = []
+    for number, slo in enumerate((MET, MISSED)):
+        exports = [
+            f"--export={form}={machine.root}/replay-{number}.{form}" for form in ("json", "csv", "html")
+        ]
+        machine.run(
+            "trace-replay",
+            str(machine.root / "trace.jsonl"),
+            "--target",
+            url,
+            "--slo",
+            slo,
+            *options,
+            *exports,
+        )
+        found.append(json.loads((machine.root / f"replay-{number}.json").read_text()))
+    met, missed = found
+    assert (met["kind"], met["completed"], missed["completed"]) == ("live", ROWS, ROWS)
+    assert (met["slo"]["attainment"], missed["slo"]["attainment"]) == (1.0, 0.0)
+    assert met["goodput_per_s"] > 0 == missed["goodput_per_s"]
+    assert met["slo"]["limits"] == {"all": {"ttft_s": 600.0, "latency_s": 900.0}}
+    with (machine.root / "replay-0.csv").open() as table:
+        requests = list(csv.DictReader(table))
+    assert [int(one["output_tokens"]) for one in requests] == [4] * ROWS
+    assert "TTFT" in (machine.root / "replay-0.html").read_text()
+    return met

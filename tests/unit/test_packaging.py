@@ -130,7 +130,7 @@ def bare(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.nightly  # test_dependencies.py and cli/test_cli_exit_codes.py show the same without an installation
+@pytest.mark.nightly  # test_architecture.py and cli/test_cli_exit_codes.py show the same without an installation
 def test_a_bare_install_runs_the_commands_of_the_core(bare: Path) -> None:
     assert _run(bare, 0, "--version").startswith("coldstart 0.")
     assert "No bundle" in _run(bare, 0, "list")
