@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from support.client_key_files import write_clients
 from support.fake_upstream import TWO, Stage, staged, wait_until
-from tools.shell import Run
+from tools.command_line import Run
 
 from coldstart.errors import UsageError
 from coldstart.host.endpoint import ClientKeys, GatewayEndpoint

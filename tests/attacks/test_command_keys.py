@@ -14,8 +14,8 @@ from coldstart.commands._client import MAX_BYTES, ServerClient
 from coldstart.commands._output import Output
 from support.prefetching import checkpoint, prefetcher
 from support.range_server import run_server
+from tools.command_line import Run
 from tools.raw_server import Asked, RawServer, answer, answering, dribble, flood, say
-from tools.shell import Run
 
 from coldstart.contract.environment import PREFETCH_TOKEN
 from coldstart.errors import CommandFailedError, UsageError

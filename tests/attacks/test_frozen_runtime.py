@@ -11,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support import process_memory
-from support.waiting import has_ended, wait_until
+from support.processes import find_in_memory, has_ended, wait_until
 from tools.machine import criu as installed
 
 from coldstart.contract.arguments import Arguments
@@ -220,7 +219,7 @@ def test_template_holds_no_secret_of_its_starter(warm: template_pool.RunningTemp
     try:
         for name in ("environ", "cmdline"):
             assert b"PLANTED" not in Path(f"/proc/{warm.pid}/{name}").read_bytes()
-        assert process_memory.find(warm.pid or 0, b"PLANTED-") == []
+        assert find_in_memory(warm.pid or 0, b"PLANTED-") == []
         kept = [
             path for path in warm.directory.rglob("*") if path.is_file() and b"PLANTED-" in path.read_bytes()
         ]
@@ -234,7 +233,7 @@ def test_template_holds_no_secret_of_a_server_that_it_forks(warm: template_pool.
         process, reader = server_process.fork_server(plan(*ARGUMENTS), warm.socket)
         report = server_process.await_readiness(process, reader, time.monotonic(), 20).report
         assert report["args"] == ARGUMENTS[1:]
-        assert process_memory.find(warm.pid or 0, b"PLANTED-") == []
+        assert find_in_memory(warm.pid or 0, b"PLANTED-") == []
     finally:
         template_pool.stop(warm, force=True)
 

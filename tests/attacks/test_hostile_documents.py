@@ -14,8 +14,8 @@ from coldstart.artifacts.store import Store
 from coldstart.commands import cli
 from coldstart.commands._output import Output, escape_line, format_table, print_error
 from tools.bundles import config, forge, key, plant, publish
+from tools.command_line import Run
 from tools.raw_server import answer, answering, say
-from tools.shell import Run
 
 from coldstart.errors import CommandFailedError
 from coldstart.system.paths import Cache

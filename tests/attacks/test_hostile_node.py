@@ -14,7 +14,7 @@ import pytest
 from coldstart.artifacts import ownership, sign
 from coldstart.artifacts.store import Store
 from tools.bundles import publish
-from tools.shell import Run
+from tools.command_line import Run
 
 from coldstart.launch import planning
 from coldstart.launch.planning import ServeRequest

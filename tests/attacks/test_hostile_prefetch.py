@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 from support.prefetching import FILE, checkpoint
+from support.processes import busy_s, exhaust_descriptors, wait_until
 from support.range_server import RangeServer, run_server
-from support.shortage import busy_s, exhaust_descriptors
-from support.waiting import wait_until
 
 from coldstart.system.ipc import json_lines
 from coldstart.weights.prefetch import client

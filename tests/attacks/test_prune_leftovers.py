@@ -16,9 +16,9 @@ from coldstart.artifacts import canonical, files, sign
 from coldstart.artifacts.bundle import Bundle, accept_any
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.store import Store
-from support.waiting import wait_until
+from support.processes import wait_until
 from tools.bundles import NAME, config, key, plant, provenance, publish, write_tree
-from tools.shell import Run
+from tools.command_line import Run
 
 from coldstart.launch import caches, pruning
 from coldstart.materialize.materialize import workspace

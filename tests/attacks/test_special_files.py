@@ -21,7 +21,7 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.store import Store
 from tools.bundles import publish
-from tools.shell import Run
+from tools.command_line import Run
 
 from coldstart.bench import compare
 from coldstart.errors import ColdstartError, UsageError

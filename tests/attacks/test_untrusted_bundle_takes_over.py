@@ -14,7 +14,7 @@ from coldstart.artifacts.errors import ExposedKeyError, InvalidNameError
 from coldstart.artifacts.key import Key
 from coldstart.artifacts.store import Store
 from tools.bundles import provenance, publish
-from tools.shell import Run
+from tools.command_line import Run
 
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import NoBundleError

@@ -13,8 +13,7 @@ import pytest
 from coldstart.artifacts import errors as bundle_errors
 from coldstart.artifacts.store import BundleNotFoundError
 from coldstart.commands import cli
-from tools.command_line import parse
-from tools.shell import Run
+from tools.command_line import Run, parse
 
 from coldstart.errors import AuthRequiredError, CommandFailedError, NoBundleError, UsageError
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from coldstart.commands import cli
 from coldstart.commands.cli import COMMANDS
-from tools.shell import Run
+from tools.command_line import Run
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "help"
 REFRESH = bool(os.environ.get("COLDSTART_REFRESH_GOLDEN"))

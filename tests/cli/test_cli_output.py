@@ -15,9 +15,9 @@ import pytest
 from coldstart.artifacts.bundle import Bundle
 from coldstart.commands import _output
 from coldstart.commands._output import Output
-from support.waiting import wait_until
+from support.processes import wait_until
+from tools.command_line import Run
 from tools.forked import coldstart
-from tools.shell import Run
 
 
 def test_last_line_has_place_duration_and_next_command(run: Run, bundle: Bundle) -> None:

@@ -12,7 +12,7 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
 from support.graphs_tools import proven
 from tools.bundles import flip, key, provenance, publish
-from tools.shell import Run
+from tools.command_line import Run
 
 from coldstart.models import inspection
 from coldstart.models.inspection import NOT_MADE

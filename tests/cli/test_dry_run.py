@@ -11,7 +11,7 @@ from coldstart.artifacts import sign
 from coldstart.artifacts.store import Store
 from tools import tiny_models
 from tools.bundles import CODE, KV, provenance, write_tree
-from tools.shell import Run
+from tools.command_line import Run
 
 from coldstart.models import inspection
 from coldstart.system import paths, runtime

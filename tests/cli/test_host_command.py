@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from coldstart.commands import cli
 from support.client_key_files import write_clients
+from tools.command_line import Run
 from tools.raw_server import HEAD_END, Asked, answering, say
-from tools.shell import Run
 
 from coldstart.contract import fallback
 from coldstart.contract.fallback import Fallback

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.recorded_models import publish_recorded
 from tools import tiny_models
-from tools.recorded import publish_recorded
-from tools.shell import Run
+from tools.command_line import Run
 
 from coldstart.models import resolution
 from coldstart.system import runtime

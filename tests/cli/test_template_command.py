@@ -12,9 +12,9 @@ import pytest
 from coldstart.commands import cli
 from safetensors.numpy import save_file
 from support.range_server import run_server
+from support.recorded_models import publish_recorded
 from tools import tiny_models
-from tools.recorded import publish_recorded
-from tools.shell import Run
+from tools.command_line import Run
 
 from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import preparation

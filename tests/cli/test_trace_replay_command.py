@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 from support import pages
-from support.waiting import wait_until
+from support.processes import wait_until
+from tools.command_line import Run
 from tools.openai_server import FakeServer, running
-from tools.shell import Run
 
 # A simulated engine runs vLLM's scheduler, whose import takes seconds.
 SIMULATES = pytest.mark.skipif(not find_spec("vllm"), reason="vLLM is not installed")

@@ -17,8 +17,7 @@ from urllib.request import Request, urlopen
 
 import psutil
 import pytest
-from support.families import remaining
-from support.waiting import wait_until
+from support.processes import remaining, wait_until
 from tools.machine import READY_S, VLLM, Machine, Served, Tokens
 
 from coldstart.system.proc import processes

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from support.fleet_on_ray import TESTS, Asking, Fleet, Streaming, two_node_fleet
-from support.waiting import has_ended, wait_until
+from support.processes import has_ended, wait_until
 
 from coldstart.fleet import events
 from coldstart.fleet.core import FleetCore

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 from support.fleet_on_ray import PLACES, Asking, Fleet, Streaming, two_node_fleet
-from support.waiting import has_ended, wait_until
+from support.processes import has_ended, wait_until
 from tools.link_cluster import find_missing, link_cluster
 
 WHY = find_missing() or (None if find_spec("ray") else "no ray")

@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import psutil
 import pytest
-from support.waiting import has_ended
+from support.processes import has_ended
 from tools.bursts import check_replay
 from tools.machine import PROMPTS, READY_S, VLLM, Machine, Tokens
 

@@ -3,9 +3,8 @@
 import json
 import signal
 import subprocess
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import openai
 import psutil
 import pytest
-from support.families import find_family, remaining
+from support.processes import find_family, remaining, wait_until
 from tools.bursts import check_replay
 from tools.machine import EAGER, PROMPTS, READY_S, VLLM, Machine, Tokens
 
@@ -69,7 +68,7 @@ def test_two_models_in_memory_for_one(
         tokens = [_tokens(host, "tiny-llama", prompt) for prompt in PROMPTS]
         assert tokens == reference
         # Until the template has its memory, there is enough for both models once the first is measured.
-        _wait(lambda: host.status()["host"]["runtime_template_bytes"] > 64 << 20)
+        wait_until(lambda: host.status()["host"]["runtime_template_bytes"] > 64 << 20, READY_S)
         assert _streamed(host, "tiny-qwen2-alias")
         said = host.status()
         assert [model["state"] for model in said["models"]] == ["stopped", "ready"]
@@ -87,7 +86,7 @@ def test_two_models_in_memory_for_one(
         assert said["models"][0]["last_start"]["fallbacks"] == []
         shown = machine.run("host", "status", "--url", host.url)
         assert "tiny-llama  ready" in shown and "template-engine" in shown
-        _wait(lambda: host.status()["models"][0]["memory_source"] == "observed")
+        wait_until(lambda: host.status()["models"][0]["memory_source"] == "observed", READY_S)
         assert 64 << 20 < host.status()["models"][0]["held_bytes"] < BIG
         assert check_replay(machine, host.url, "--models", "tiny-llama,tiny-qwen2")["models"].keys() == {
             "tiny-llama",
@@ -111,13 +110,6 @@ def _tokens(host: Hosted, model: str, prompt: str) -> tuple[int, ...]:
 def _streamed(host: Hosted, model: str) -> str:
     pieces = host.client.completions.create(model=model, prompt="a b c", max_tokens=8, stream=True)
     return "".join(piece.choices[0].text for piece in pieces)
-
-
-def _wait(met: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + READY_S
-    while not met():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def _is_template(machine: Machine, pid: int) -> bool:

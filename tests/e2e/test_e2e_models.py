@@ -13,7 +13,7 @@ import pytest
 from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
-from support.families import find_family, remaining
+from support.processes import find_family, remaining
 from tools import bundles
 from tools.machine import EAGER, READY_S, Machine
 

@@ -15,7 +15,7 @@ from urllib.request import Request, urlopen
 
 import psutil
 import pytest
-from support.families import find_family, remaining
+from support.processes import find_family, remaining
 from tools.machine import PROJECT, PROMPTS, READY_S, VLLM, Machine, Tokens
 
 from coldstart.launch.completions import CompletionClient

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from support.waiting import wait_until
+from support.processes import wait_until
 
 from coldstart.system.ipc.addresses import find_free_port
 

@@ -2,13 +2,16 @@
 
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import typer
 from coldstart.commands import cli
 from tools.forked import coldstart
-from tools.shell import Run
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+"""run(*args, code=0, cwd=None): the finished process; fails unless it exits with ``code`` (None: any)."""
 
 
 @pytest.fixture
@@ -29,7 +32,7 @@ def run(home: Path) -> Run:
 
     def command(
         *args: str, code: int | None = 0, cwd: Path | None = None
-    ) -> "subprocess.CompletedProcess[str]":
+    ) -> subprocess.CompletedProcess[str]:
         done = coldstart(args, cwd or home)
         assert code is None or done.returncode == code, done.stderr
         return done

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from support.families import find_family, remaining
+from support.processes import find_family, remaining
 
 from coldstart.launch.completions import CompletionClient
 from coldstart.system.ipc.addresses import find_free_port

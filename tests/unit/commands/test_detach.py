@@ -10,7 +10,7 @@ import pytest
 from coldstart.artifacts import files
 from coldstart.commands._serving import start_detached
 from support.engines import fake_engine, home
-from support.waiting import wait_until
+from support.processes import wait_until
 
 from coldstart.errors import CommandFailedError
 from coldstart.system.proc import processes

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from coldstart.commands import cli
 from support.engines import home
-from support.recorded_models import engine, model
-from tools.recorded import publish_recorded
+from support.recorded_models import engine, model, publish_recorded
 
 from coldstart.host.live import run
 

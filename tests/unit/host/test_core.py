@@ -188,56 +188,32 @@ def test_an_order_of_an_operator_is_no_request_for_the_statistics_and_the_policy
     assert (host.core.requests, host.core.hits, seen) == (1, 1, ["a"])
 
 
-A, B = ModelSpec.with_two_tiers("a", 10, 5.0, idle_s=100.0), ModelSpec.with_two_tiers("b", 10, 7.0)
-
-
-class Host:
-    """Host with the models a, which stops after 100 s, and b, in memory for one of them."""
-
-    def __init__(self, *specs: ModelSpec, **settings: Any) -> None:
-        self.core = Core(specs or (A, B), HostSettings(**{"memory": 15, "policy": "lru", **settings}))
-
-    def __call__(self, now: float, *events: Event) -> list[str]:
-        made: list[Action] = [action for event in events for action in self.core.handle(event, now)]
-        return [
-            f"{type(one).__name__} {one.model}" for one in made if isinstance(one, (StartModel, ChangeTier))
-        ]
-
-    def serve(self, name: str, now: float) -> list[str]:
-        """Answer one request at `now`, of a model that is ready or may start."""
-        begun = self(now, RequestArrived(f"r{now}", name))
-        if begun:
-            self(now, ModelReady(name, 1.0))
-        return self(now, RequestEnded(f"r{now}"))
-
-
 def test_default_model_evicts_nothing_and_waits_for_requests() -> None:
-    host = Host(A, B, ModelSpec.with_two_tiers("c", 4, 1.0), default_model="b")
-    assert host(0.0, RequestArrived("1", "a")) == ["StartModel a"]
-    host(1.0, ModelReady("a", 1.0))
-    assert host(2.0, RequestEnded("1")) == []
-    assert host(3.0, RequestArrived("2", "c")) == ["StartModel c"]
+    host = Driver(
+        *(ModelSpec.with_two_tiers(*one) for one in (("a", 10, 5.0), ("b", 10, 7.0), ("c", 4, 1.0))),
+        default_model="b",
+    )
+    host.up("a", 1.0)
+    assert _brief(host(3.0, RequestArrived("2", "c"))) == [_start("c")]
     host(4.0, ModelReady("c", 1.0))
     host(5.0, ServerOutdated("a"))
     assert host(6.0, TierChanged("a")) == []
-    assert host(7.0, RequestEnded("2")) == ["StartModel b"]
+    assert _brief(host(7.0, RequestEnded("2"))) == [_start("b")]
 
 
 def test_default_model_does_not_return_when_it_is_no_longer_configured() -> None:
-    host = Host(default_model="a")
+    host = Driver(default_model="a")
     host(0.0, Tick(), ModelReady("a", 1.0))
-    assert host(1.0, ConfigurationChanged(())) == ["ChangeTier a"]
+    assert _brief(host(1.0, ConfigurationChanged(()))) == [("leave", "a", "stopped")]
     assert host(2.0, TierChanged("a")) == [] and "a" not in host.core.models
 
 
 def test_order_renews_the_idle_time_of_a_model_that_is_ready() -> None:
-    host = Host()
-    host.serve("a", 0.0)
-    assert (
-        host(90.0, RequestArrived("order", "a", counted=False), RequestEnded("order")) == []
-        and host(150.0, Tick()) == []
-    )
-    assert host(190.0, Tick()) == ["ChangeTier a"]
+    host = Driver(ModelSpec.with_two_tiers("a", 10, 5.0, idle_s=100.0))
+    host.up("a", 0.0)
+    order = RequestArrived("order", "a", counted=False)
+    assert _brief(host(90.0, order, RequestEnded("order"))) == [("order", "a")] and host(150.0, Tick()) == []
+    assert _brief(host(190.0, Tick())) == [("leave", "a", "stopped")]
     assert host.core.requests == 1
 
 

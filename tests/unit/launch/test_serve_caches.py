@@ -16,8 +16,7 @@ import pytest
 from coldstart.artifacts import sign
 from coldstart.artifacts.store import Store
 from tools.bundles import key, provenance
-from tools.command_line import run
-from tools.shell import Run
+from tools.command_line import Run, run
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan

@@ -15,7 +15,7 @@ from typing import Any, cast
 import psutil
 import pytest
 from coldstart.artifacts import files
-from support.waiting import wait_until
+from support.processes import wait_until
 
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailedError, LaunchRefusedError, UsageError

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.waiting import has_ended, wait_until
+from support.processes import has_ended, wait_until
 from tools.bundles import key
 
 from coldstart.contract.arguments import Arguments
@@ -65,16 +65,12 @@ def start(home: Path, fake_engine: Callable[[str], None], monkeypatch: pytest.Mo
         one.stop(timeout_s=0)
 
 
-def _is_alive(pid: int) -> bool:
-    return not has_ended(pid)
-
-
 def test_server_has_ended_after_the_block(start: Start) -> None:
     with start() as one:
-        assert one.is_running() and _is_alive(one.pid)
+        assert one.is_running() and not has_ended(one.pid)
         assert (one.url, one.mode, one.fallbacks) == ("http://127.0.0.1:7", "fresh", ())
         assert 0 < one.ready_s < 20
-    assert not one.is_running() and not _is_alive(one.pid)
+    assert not one.is_running() and has_ended(one.pid)
     assert one.wait() == one.stop() == 143
 
 
@@ -90,7 +86,7 @@ def test_server_ends_with_the_process_that_started_it(start: Start, end: str) ->
         assert holder.stdout is not None
         server = int(holder.stdout.readline())
         # The fake server ends by itself after 60 s.
-        wait_until(lambda: not _is_alive(server), 30.0)
+        wait_until(lambda: has_ended(server), 30.0)
 
 
 def test_server_stops_when_its_caller_was_interrupted_during_the_start(
@@ -113,7 +109,7 @@ def test_server_stops_when_its_caller_was_interrupted_during_the_start(
     finally:
         signal.signal(signal.SIGINT, before)
     interrupted.set()
-    wait_until(lambda: not _is_alive(started[0].running.process.pid))
+    wait_until(lambda: has_ended(started[0].running.process.pid))
 
 
 CHILD = """

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.waiting import has_ended
+from support.processes import has_ended
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan

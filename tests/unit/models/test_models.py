@@ -10,9 +10,8 @@ import huggingface_hub
 import pytest
 from coldstart.artifacts.bundle import accept_any
 from support.engines import home
-from support.recorded_models import engine, model
+from support.recorded_models import engine, model, publish_recorded
 from tools import tiny_models
-from tools.recorded import publish_recorded
 
 from coldstart.errors import ColdstartError, UsageError
 from coldstart.models import inspection, resolution, resolver, tiny

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.waiting import has_ended, wait_until
+from support.processes import has_ended, wait_until
 
 from coldstart.system.proc import exits, processes
 from coldstart.system.proc.tree import ProcessTree

@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from support.waiting import wait_until
+from support.processes import wait_until
 
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import NoBundleError
@@ -107,23 +108,14 @@ def test_processes_end_with_their_lease_but_outlive_the_starter(starter: Starter
         starter.process.wait(30)
         os.kill(said["ready"]["pid"], 0)
     lease.close()
-    assert _ended(pidfd)
+    assert select.select([pidfd], [], [], 30.0)[0]
     os.close(pidfd)
-
-
-def _ended(pidfd: int) -> bool:
-    import select
-
-    return bool(select.select([pidfd], [], [], 30.0)[0])
 
 
 def test_supervisors_that_ended_leave_no_zombie(starter: Starter) -> None:
     with starter.order("ends") as lease:
         pid = _all(lease)[0]["ready"]["pid"]
-    deadline = time.monotonic() + 30
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not Path(f"/proc/{pid}").exists()
+    wait_until(lambda: not Path(f"/proc/{pid}").exists())
 
 
 def test_a_retired_template_is_hidden_and_ends_after_its_last_server(

@@ -21,8 +21,8 @@ from coldstart.launch import server_process
 from coldstart.system import paths, timeline
 from coldstart.system.devices import parker, parking
 from coldstart.system.ipc import addresses, peers
-from tests.support import waiting
 from tests.support.graphs.library import fake_cuda
+from tests.support.processes import wait_until
 
 DOUBLE = Path(__file__).parents[3] / "support" / "sleeping_engine.py"
 READY_S = 240.0
@@ -188,7 +188,7 @@ def test_parked_engine_returns_to_its_device_for_a_server_and_only_sleeps_when_t
                 started.append(resident.serve())
             return bool(started)
 
-        waiting.wait_until(is_accepted)
+        wait_until(is_accepted)
         return started[0]
 
     def fail(after: int) -> None:
@@ -204,7 +204,7 @@ def test_parked_engine_returns_to_its_device_for_a_server_and_only_sleeps_when_t
     assert _end(first) == 0
 
     # Restored too early, the engine stays parked, and the next start succeeds.
-    waiting.wait_until(lambda: state.read_text() == parked)
+    wait_until(lambda: state.read_text() == parked)
     fail(0)
     with pytest.raises(server_process.ServerExitedError, match="restore failed: CUDA_ERROR_UNKNOWN"):
         serve()
@@ -220,4 +220,4 @@ def test_parked_engine_returns_to_its_device_for_a_server_and_only_sleeps_when_t
     (fallback,) = third.report["fallbacks"]
     assert fallback["section"] == "parked" and "checkpoint failed: CUDA_ERROR_UNKNOWN" in fallback["reason"]
     assert _end(third) == 0
-    waiting.wait_until(lambda: state.read_text() == parked)
+    wait_until(lambda: state.read_text() == parked)

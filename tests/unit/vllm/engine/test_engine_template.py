@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.shortage import busy_s, exhaust_descriptors
+from support.processes import busy_s, exhaust_descriptors, wait_until
 
 from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import server_process, template_pool
@@ -45,13 +45,6 @@ def start(warm: template_pool.RunningTemplate, *behaviour: str) -> server_proces
 
 def children(warm: template_pool.RunningTemplate) -> int:
     return len(next(iter(template_pool.list_templates())).servers)
-
-
-def eventually(holds: Callable[[], bool]) -> bool:
-    deadline_s = time.monotonic() + 30
-    while not holds() and time.monotonic() < deadline_s:
-        time.sleep(0.01)
-    return holds()
 
 
 def exit_check(pid: int) -> Callable[[], bool]:
@@ -122,7 +115,7 @@ def test_the_end_of_the_lease_ends_the_server_and_not_the_template(
 ) -> None:
     with raw(warm, "serves") as (_, pid):
         assert not exit_check(pid)()
-    assert eventually(exit_check(pid))
+    wait_until(exit_check(pid))
     assert not has_ended(start(warm, "serves").process, 0)
 
 
@@ -134,7 +127,7 @@ def test_client_that_disconnects_at_once_leaves_no_server(warm: template_pool.Ru
             send_request(connection, request, 0, 2, 2, writer, reader)
         os.close(reader)
         os.close(writer)
-    assert eventually(lambda: children(warm) == 0)
+    wait_until(lambda: children(warm) == 0)
     assert not has_ended(start(warm, "serves").process, 0)
 
 
@@ -187,7 +180,8 @@ def test_sigterm_stops_the_template_and_its_servers(warm: template_pool.RunningT
     assert warm.pid is not None
     os.kill(warm.pid, signal.SIGTERM)
     assert running.process.wait() == 1  # the template ended without reporting an exit status
-    assert eventually(exit_check(running.process.pid)) and eventually(lambda: not warm.socket.exists())
+    wait_until(exit_check(running.process.pid))
+    wait_until(lambda: not warm.socket.exists())
 
 
 @pytest.fixture

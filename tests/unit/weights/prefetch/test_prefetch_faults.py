@@ -3,13 +3,13 @@
 import os
 import signal
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.prefetching import CHUNK, Weights, check_tensors, check_whole
+from support.processes import wait_until
 from support.range_server import FOREVER, RangeServer
 
 from coldstart.system.ipc.json_lines import Channel
@@ -21,11 +21,6 @@ STREAMS = 4
 
 def _total(weights: Weights) -> int:
     return sum(map(len, weights.data.values()))
-
-
-def _pid(runtime: Path) -> int:
-    (one,) = client.request("status", directory=runtime)
-    return int(one["pid"])
 
 
 def test_a_server_that_dies_and_returns(weights: Weights, server: RangeServer, runtime: Path) -> None:
@@ -74,7 +69,7 @@ def test_a_killed_prefetcher_is_noticed_at_once_and_replaced(
     server.settings.rate = 2e6
     with client.attach(server.url, weights.plan, directory=runtime) as attached:
         attached.wait(FILE, 0, CHUNK)
-        os.kill(_pid(runtime), signal.SIGKILL)
+        os.kill(_status(runtime)["pid"], signal.SIGKILL)
         with pytest.raises(client.PrefetchLostError):
             attached.wait("model-00002.safetensors", 0, 1)
         with pytest.raises(client.PrefetchLostError):
@@ -157,7 +152,7 @@ def test_a_hundred_starts_and_stops(weights: Weights, server: RangeServer, runti
     open_files, threads, regions = _descriptors(), threading.active_count(), set[int]()
     for _ in range(CYCLES):
         regions |= cycle()
-    _settled(lambda: threading.active_count() <= threads and _descriptors() <= open_files)
+    wait_until(lambda: threading.active_count() <= threads and _descriptors() <= open_files)
     assert (_mappings(), sorted(runtime.iterdir())) == before
     assert set(_children()) <= children  # ended ones of other tests may have been reaped meanwhile
     assert _descriptors() <= open_files and threading.active_count() <= threads
@@ -182,12 +177,3 @@ def test_one_of_two_concurrent_prefetchers_remains(
         assert server.total() == sum(map(len, weights.data.values()))
     for early in starts:
         early.close()
-
-
-def _settled(done: Callable[[], bool]) -> None:
-    """Give what ends by itself (a server's thread, a closed socket's other end) the time to do so."""
-    import time
-
-    deadline = time.monotonic() + 30
-    while not done() and time.monotonic() < deadline:
-        time.sleep(0.01)
