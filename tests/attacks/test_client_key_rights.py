@@ -20,12 +20,7 @@ from coldstart.host.endpoint import ClientKeys, GatewayEndpoint
 from coldstart.host.live import app
 from coldstart.host.live.log import Log
 
-CLIENTS = {
-    "laptop": 'models = ["alpha"]',
-    "ci": "",
-    "operator": "admin = true",
-    "nothing": "models = []",
-}
+CLIENTS = {"laptop": 'models = ["alpha"]', "ci": "", "operator": "admin = true", "nothing": "models = []"}
 ADMIN = (
     ("GET", "/status"),
     ("GET", "/metrics"),
@@ -69,10 +64,7 @@ async def test_wrong_key_is_refused_everywhere_but_at_the_open_paths(tmp_path: P
 
 async def test_client_reaches_its_models_only_by_any_name_and_path(tmp_path: Path) -> None:
     async with staged(tmp_path, {**TWO}, gateway=_gateway(tmp_path)) as stage:
-        for model, path in (
-            ("b", "/v1/completions"),
-            (None, "/tokenize"),
-        ):
+        for model, path in (("b", "/v1/completions"), (None, "/tokenize")):
             status, content, _ = await _ask(stage, "key-of-laptop", model, path)
             assert status == 403 and content["error"]["type"] == "PermissionDeniedError"
             assert "key-of" not in str(content)

@@ -182,12 +182,7 @@ def test_fleet_status_has_a_line_for_each_server_only(run: Run) -> None:
         "refused": {},
     }
     model = {"name": FORGED, "least": 0, "most": 1, "waiting": 0, "error": FORGED, "groups": []}
-    found = {
-        "gateway": gateway,
-        "servers": [],
-        "unusable": {FORGED: FORGED},
-        "models": [model],
-    }
+    found = {"gateway": gateway, "servers": [], "unusable": {FORGED: FORGED}, "models": [model]}
     with answering(lambda c, _: say(c, found)) as server:
         assert len(run("fleet", "status", "--url", server.url).stdout.splitlines()) == 3
 

@@ -75,10 +75,7 @@ def test_prune_retains_the_cache_of_another_store_alone(run: Run, store: Store, 
 
 def test_prune_retains_files_that_a_process_has_mapped(store: Store, home: Path) -> None:
     place = _unpack(publish(store, home / "s"))
-    with (
-        (place / "kernel.so").open("rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ),
-    ):
+    with (place / "kernel.so").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
         assert pruning.prune(Cache.at(), ["org/tiny"]).unpacked == () and place.is_dir()
     assert pruning.prune(Cache.at()).unpacked == (place,) and not place.exists()
 

@@ -97,8 +97,7 @@ def test_signature_that_claims_this_bundle_but_covers_another(store: Store, tmp_
 
 
 @pytest.mark.parametrize(
-    "payload",
-    [b"{", b"[]", b"{}", b" " * 20_000, b"[" * 16_000, b'{"algorithm":"none","signs":"DIGEST"}'],
+    "payload", [b"{", b"[]", b"{}", b" " * 20_000, b"[" * 16_000, b'{"algorithm":"none","signs":"DIGEST"}']
 )
 def test_malformed_signature(payload: bytes, store: Store, tmp_path: Path) -> None:
     sign.load_host_key(tmp_path / "state")

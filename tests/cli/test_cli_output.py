@@ -39,13 +39,7 @@ def test_terminal_shows_a_progress_line(home: Path, monkeypatch: pytest.MonkeyPa
     assert json.loads(done.stdout)["schema_version"] == 2
 
 
-@pytest.mark.parametrize(
-    ("mode", "expected"),
-    [
-        ("plain", ["build ...", "  half: 3.0 s"]),
-        ("none", []),
-    ],
-)
+@pytest.mark.parametrize(("mode", "expected"), [("plain", ["build ...", "  half: 3.0 s"]), ("none", [])])
 def test_phase_prints_its_name_and_steps(
     capsys: pytest.CaptureFixture[str], mode: Any, expected: list[str]
 ) -> None:

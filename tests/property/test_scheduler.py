@@ -11,14 +11,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 from vllm.v1.request import Request
 
 from coldstart.vllm.scheduling.scheduler import PolicyScheduler
-from tests.support.scheduling.engine_double import (
-    BLOCK,
-    EngineDouble,
-    Shape,
-    build,
-    expected,
-    make_request,
-)
+from tests.support.scheduling.engine_double import BLOCK, EngineDouble, Shape, build, expected, make_request
 from tests.support.scheduling.workloads import Checked, Load, parallelize, random_load
 
 WORKLOADS = int(os.environ.get("COLDSTART_WORKLOADS", "60"))

@@ -132,11 +132,7 @@ class Fleet:
 
 @contextmanager
 def two_node_fleet(
-    root: Path,
-    ranks: int = 1,
-    network: str = "1GB",
-    memory: str = "40B",
-    links: LinkCluster | None = None,
+    root: Path, ranks: int = 1, network: str = "1GB", memory: str = "40B", links: LinkCluster | None = None
 ) -> Iterator[Fleet]:
     """Yield a fleet of two servers and a head without a server."""
     made = Fleet(root, ranks, links)

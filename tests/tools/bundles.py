@@ -67,12 +67,7 @@ def publish(
         return draft.publish(made, signer=signer)
 
 
-def forge(
-    store: Store,
-    blob: bytes,
-    section: str = "compile",
-    media_type: str | None = None,
-) -> Bundle:
+def forge(store: Store, blob: bytes, section: str = "compile", media_type: str | None = None) -> Bundle:
     """Create a bundle whose only section is `blob`, with correct digests."""
     with store.open_draft(key()) as draft:
         with draft.staging.open_blob() as file:

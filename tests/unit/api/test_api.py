@@ -110,11 +110,7 @@ def test_plan_names_key_sections_and_the_existing_bundle(model: str, built: list
     assert api.plan_materialization(model, ARGS, Options(graphs=True)).sections == SECTIONS
     bundle = before.run()
     after = api.plan_materialization(model, ARGS, Options(snapshot=True))
-    assert (after.existing, after.sections, after.key) == (
-        bundle,
-        (*before.sections, "snapshot"),
-        before.key,
-    )
+    assert (after.existing, after.sections, after.key) == (bundle, (*before.sections, "snapshot"), before.key)
 
 
 @pytest.fixture

@@ -12,11 +12,7 @@ from coldstart.artifacts import oci, oci_registry, remote, sign
 from coldstart.artifacts.archive import export_archive, import_archive
 from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.errors import (
-    DigestMismatchError,
-    InvalidReferenceError,
-    MissingBlobError,
-)
+from coldstart.artifacts.errors import DigestMismatchError, InvalidReferenceError, MissingBlobError
 from coldstart.artifacts.oci_layout import OciLayout
 from coldstart.artifacts.store import Store
 from support.registry import host

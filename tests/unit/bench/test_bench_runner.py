@@ -26,10 +26,7 @@ def quick_floor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bench(
-    launchers: list[Launcher],
-    settings: RunSettings,
-    tmp_path: Path,
-    runs: int = 2,
+    launchers: list[Launcher], settings: RunSettings, tmp_path: Path, runs: int = 2
 ) -> tuple[dict[str, Any], list[str]]:
     messages: list[str] = []
     one = Bench(launchers, settings, tmp_path, messages.append)

@@ -37,10 +37,7 @@ def test_a_pipeline_by_hand() -> None:
     assert done.limits == {"m": {"ttft_s": 9.0}}
 
 
-@pytest.mark.parametrize(
-    ("overlap", "first"),
-    [(Overlap.FULL, 11.25), (Overlap.SEQUENTIAL, 18.25)],
-)
+@pytest.mark.parametrize(("overlap", "first"), [(Overlap.FULL, 11.25), (Overlap.SEQUENTIAL, 18.25)])
 def test_each_way_of_starting(overlap: Overlap, first: float) -> None:
     """40 bytes: 10 s from the network, 2 s to the device, 5 s of runtime."""
     costs = Costs(2.0, 1.0, 2.0, 0.25, 0.0, 1.0, 0.5, overlap)

@@ -235,10 +235,7 @@ def test_data_set_of_texts_gives_token_counts_and_names_rows_without_an_answer(
 def test_a_plain_csv_is_read_by_column_mapping(tmp_path: Path) -> None:
     path = write(tmp_path, "when,in,out,who\n1000,7,3,x\n3000,8,4,y\n")
     columns = Columns.parse("time=when,prompt=in,output=out,model=who,unit=ms")
-    assert [(r.arrival_s, r.model) for r in read_trace(path, columns=columns)] == [
-        (0.0, "x"),
-        (2.0, "y"),
-    ]
+    assert [(r.arrival_s, r.model) for r in read_trace(path, columns=columns)] == [(0.0, "x"), (2.0, "y")]
 
 
 def test_malformed_rows_are_named_and_skipped(tmp_path: Path) -> None:

@@ -18,13 +18,7 @@ from support.engines import FakeThawed
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.weights import WeightsRequest
-from coldstart.launch import (
-    ladder,
-    process_snapshot,
-    server,
-    server_process,
-    template_pool,
-)
+from coldstart.launch import ladder, process_snapshot, server, server_process, template_pool
 from coldstart.launch.planning import ServeRequest
 from coldstart.launch.server import Server, has_ended
 from coldstart.models.inspection import Lookup

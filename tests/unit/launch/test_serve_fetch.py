@@ -118,11 +118,7 @@ Use = Callable[..., Prefetcher]
 
 @pytest.mark.parametrize(
     ("build", "is_installed", "expected"),
-    [
-        ("cuda", True, ["--load-format", "instanttensor"]),
-        ("cuda", False, []),
-        ("hip", True, []),
-    ],
+    [("cuda", True, ["--load-format", "instanttensor"]), ("cuda", False, []), ("hip", True, [])],
 )
 def test_a_gpu_loads_with_instanttensor_where_vllm_can(
     local: Path,

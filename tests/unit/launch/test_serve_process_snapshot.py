@@ -146,8 +146,7 @@ class TestThaw:
     ) -> None:
         calls = fake_criu(1)
         with pytest.raises(
-            LaunchRefusedError,
-            match=r"cannot thaw the snapshot with CRIU: Error .* no such terminal",
+            LaunchRefusedError, match=r"cannot thaw the snapshot with CRIU: Error .* no such terminal"
         ):
             thaw(frozen(store, tmp_path, meeting=str(home / "meeting")))
         assert "restore -D" in calls.read_text()

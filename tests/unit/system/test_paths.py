@@ -140,13 +140,7 @@ def homeless(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         raise KeyError(uid)
 
     monkeypatch.setattr(pwd, "getpwuid", unknown)
-    for name in (
-        "HOME",
-        "COLDSTART_CACHE_DIR",
-        "XDG_CACHE_HOME",
-        "XDG_STATE_HOME",
-        "HF_HOME",
-    ):
+    for name in ("HOME", "COLDSTART_CACHE_DIR", "XDG_CACHE_HOME", "XDG_STATE_HOME", "HF_HOME"):
         monkeypatch.delenv(name, raising=False)
     return place
 

@@ -183,10 +183,7 @@ def test_install_takes_the_cpu_build_when_pip_has_it(wheels: Path, python: str) 
     reports: list[str] = []
     installation.install_extra("cpu", PythonEnvironment(python), reports.append)
     assert "torch==2.13.0+cpu" in installed(python) and "small==1.0" in installed(python)
-    assert reports == [
-        "torch 2.13.0: trying its CPU build",
-        "torch and vLLM can be imported: 2.13.0+cpu cpu",
-    ]
+    assert reports == ["torch 2.13.0: trying its CPU build", "torch and vLLM can be imported: 2.13.0+cpu cpu"]
 
 
 @pytest.mark.slow

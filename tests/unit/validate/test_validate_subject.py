@@ -91,8 +91,7 @@ def test_a_model_is_looked_up_with_its_arguments(materialized: Materialized) -> 
     assert validation.find_bundle("tiny-llama", asked).digest == materialized.bundle.digest
     with pytest.raises(NoBundleError, match="--max-model-len: 512 in the bundle, 64 requested"):
         validation.find_bundle(
-            "tiny-llama",
-            replace(materialized.source, vllm_args=("--max-model-len", "64")),
+            "tiny-llama", replace(materialized.source, vllm_args=("--max-model-len", "64"))
         )
     with pytest.raises(NoBundleError):
         validation.find_bundle(str(materialized.directory), materialized.source)

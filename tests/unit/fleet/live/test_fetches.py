@@ -145,10 +145,7 @@ def test_rank_bytes_are_those_of_its_tensors() -> None:
         {"name": name, "dtype": "U8", "shape": [size], "offset": at, "size": size}
         for (name, size), at in zip(sizes.items(), range(0, 6000, 1000), strict=True)
     ]
-    plan = {
-        "chunk": 1,
-        "files": [{"name": "m.safetensors", "size": 6000, "tensors": tensors}],
-    }
+    plan = {"chunk": 1, "files": [{"name": "m.safetensors", "size": 6000, "tensors": tensors}]}
     config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 3}
 
     def lookup(donor: Any, config: Any) -> Any:

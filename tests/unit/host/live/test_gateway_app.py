@@ -47,11 +47,7 @@ async def test_every_name_is_a_model_whether_it_serves_or_not(tmp_path: Path) ->
         assert status == 200 and said["object"] == "list"
         cards = {card["id"]: card for card in said["data"]}
         assert list(cards) == ["a", "alpha", "b", "tuned"]
-        assert (cards["alpha"]["root"], cards["tuned"]["parent"], cards["a"]["parent"]) == (
-            "a",
-            "b",
-            None,
-        )
+        assert (cards["alpha"]["root"], cards["tuned"]["parent"], cards["a"]["parent"]) == ("a", "b", None)
         assert (await _get(stage, "/v1/models/tuned"))[1]["root"] == "b"
         status, said = await _get(stage, "/v1/models/nobody")
         assert status == 404 and said["error"]["type"] == "NotFoundError"

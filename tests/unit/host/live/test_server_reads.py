@@ -69,10 +69,7 @@ async def test_upstream_reads_safe_routes_of_a_running_server(tmp_path: Path) ->
         assert status == 404 and "it is stopped" in text and not stage.servers.begun
         assert (await stage.ask(model="org/a", prompt=1))[0] == 200
         for name in ("org/a", "alpha"):
-            assert await get(f"/upstream/{name}/version") == (
-                200,
-                '{"version": "fake", "key": "Bearer own"}',
-            )
+            assert await get(f"/upstream/{name}/version") == (200, '{"version": "fake", "key": "Bearer own"}')
         asked = list(stage.servers.begun[0].paths)
         for path in ("sleep", "wake_up", "v1/load_lora_adapter", "server_info", "v1/models"):
             assert (await get(f"/upstream/org/a/{path}"))[0] == 404

@@ -104,8 +104,7 @@ def test_invalid_plan_is_refused_with_the_reason(
     invalid = plan().document() | {"engine": None}
     monkeypatch.setattr(LaunchPlan, "document", lambda _: invalid)
     with pytest.raises(
-        server_process.ServerExitedError,
-        match="invalid launch plan: Expected `object`, got `null`",
+        server_process.ServerExitedError, match="invalid launch plan: Expected `object`, got `null`"
     ):
         start(warm)
 

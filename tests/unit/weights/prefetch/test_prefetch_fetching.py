@@ -150,10 +150,7 @@ def test_credentials_stay_with_their_origin() -> None:
         moved = (302, {"Location": f"{other}/signed?a=1"}, b"moved")
         with _scripted(
             {"/base/f": moved, "/here/f": (307, {"Location": "/base/g"}, b""), "/base/g": GOOD}
-        ) as (
-            url,
-            home,
-        ):
+        ) as (url, home):
             named = url.replace("http://", "http://me:s%40cret@")
             given = http_source.headers(named, {})
             expected = "Basic " + base64.b64encode(b"me:s@cret").decode()
