@@ -3,7 +3,6 @@
 import ctypes
 import shutil
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -52,14 +51,8 @@ class Fake:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
-    return _build(tmp_path_factory.getbasetemp() / "nvml-library")
-
-
-@cache
-def _build(directory: Path) -> Path:
-    """Build the library once: a process loads one only, and each package that imports the fixture has its own."""
-    directory.mkdir()
-    return library("nvml", "libnvidia-ml.so.1", directory)
+    # Once: a process loads one only.
+    return library("nvml", "libnvidia-ml.so.1", tmp_path_factory.mktemp("nvml-library"))
 
 
 @pytest.fixture

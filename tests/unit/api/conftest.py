@@ -1,11 +1,8 @@
-"""Directories of one user, fake servers, and a model directory."""
+"""A model directory."""
 
 from pathlib import Path
 
 import pytest
-from support.engines import fake_engine, home
-
-__all__ = ["fake_engine", "home"]
 
 
 @pytest.fixture

@@ -9,14 +9,12 @@ from pathlib import Path
 import pytest
 from coldstart.artifacts import files
 from coldstart.commands._serving import start_detached
-from support.engines import fake_engine, home
 from support.processes import wait_until
 
 from coldstart.errors import CommandFailedError
 from coldstart.system.proc import processes
 from coldstart.system.start_progress import ignore_progress
 
-__all__ = ["fake_engine", "home"]
 WORDS = ("tiny", "--host", "127.0.0.1", "--port", "7")
 FakeEngine = Callable[[str], None]
 

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 from coldstart.commands import cli
-from support.engines import home
 from support.recorded_models import engine, model, publish_recorded
 
 from coldstart.host.live import run
 
-__all__ = ["engine", "home", "model"]
+__all__ = ["engine", "model"]
 SHORT, LONG = ("--max-model-len", "512"), ("--max-model-len", "1024")
 
 

@@ -18,7 +18,6 @@ import pytest
 from coldstart.commands import _serving, cli, up
 from coldstart.commands._options import Common
 from coldstart.commands._output import Output
-from support.engines import fake_engine, home, model, publish
 from tools.bundles import key
 
 from coldstart.contract.arguments import Arguments
@@ -30,8 +29,6 @@ from coldstart.system.ipc.addresses import find_free_port
 from coldstart.system.paths import Cache
 from coldstart.system.proc import processes
 from coldstart.system.start_progress import StartProgress
-
-__all__ = ["fake_engine", "home", "model", "publish"]
 
 
 @pytest.fixture

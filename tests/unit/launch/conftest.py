@@ -1,11 +1,11 @@
-"""Fake templates and servers, and directories of one user."""
+"""Fake servers, and the look-up of a bundle."""
 
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from support.engines import Publish, fake_engine, home, model, pair, publish
+from support.engines import Publish
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
@@ -15,8 +15,6 @@ from coldstart.launch.server import Server, has_ended
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system.paths import Cache
-
-__all__ = ["fake_engine", "home", "model", "pair", "publish"]
 
 
 @pytest.fixture

@@ -30,9 +30,8 @@ from coldstart.models.resolution import ResolvedModel
 from coldstart.system import paths, runtime
 from coldstart.system.paths import Cache
 from coldstart.vllm.engine import compiled
-from tests.support.engines import home
 
-__all__ = ["home", "run"]
+__all__ = ["run"]
 
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed"

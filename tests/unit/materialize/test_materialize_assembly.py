@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 from coldstart.artifacts.store import Store
-from support.engines import home
-from support.fake_nvml import GIB, Fake, built, fake
+from support.fake_nvml import GIB, Fake
 from tools import bundles
 from tools.bundles import key
 
@@ -36,8 +35,6 @@ from coldstart.system.devices import nvml
 from coldstart.system.paths import Cache
 from coldstart.system.snapshot import runtime_image
 from coldstart.weights import weights_plan as weights
-
-__all__ = ["built", "fake", "home"]
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from typing import Any
 import huggingface_hub
 import pytest
 from coldstart.artifacts.bundle import accept_any
-from support.engines import home
 from support.recorded_models import engine, model, publish_recorded
 from tools import tiny_models
 
@@ -19,7 +18,7 @@ from coldstart.models.inspection import Lookup
 from coldstart.system import runtime
 from coldstart.system.paths import Cache
 
-__all__ = ["engine", "home", "model"]
+__all__ = ["engine", "model"]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 

@@ -8,14 +8,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.progress_pipe import pipe
 
 from coldstart.contract.plan import READY_FD_ENV
 from coldstart.system import start_progress, timeline
 from coldstart.system.start_progress import KEY, LineReader, ProgressCounter, StartProgress
 from coldstart.system.timeline import Span, Timeline
-
-__all__ = ["pipe"]
 
 
 def test_find_longest_counts_no_span_for_those_within_it() -> None:

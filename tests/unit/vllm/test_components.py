@@ -14,7 +14,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.progress_pipe import pipe
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.fallback import Fallback
@@ -24,7 +23,6 @@ from coldstart.vllm import compat, counting, stock
 from coldstart.vllm.engine import components, offline, server
 from coldstart.vllm.handover import CONNECTOR, handover_arguments
 
-__all__ = ["pipe"]
 REASON = "It lacks an integration point."
 
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.engines import home
 from support.fake_upstream import FakeServer, wait_until
 from support.fleet_rig import SETTINGS, FleetStage, deployment, fleet
 
@@ -13,8 +12,6 @@ from coldstart.fleet.events import WorkerEnded
 from coldstart.fleet.live.control import MAX_UNSENT_TRIES
 from coldstart.host.live.front import Ticket
 from coldstart.host.live.upstream import DisconnectedError, NothingSentError
-
-__all__ = ["home"]
 
 
 async def test_unreachable_servers_only_delay_a_request(tmp_path: Path) -> None:

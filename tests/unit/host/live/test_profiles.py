@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 from coldstart.artifacts.errors import BundleError
-from support.engines import fake_engine, home
-from support.fake_nvml import GIB, Fake, built, fake
+from support.fake_nvml import GIB, Fake
 from support.fake_upstream import TWO, staged
 from tools.bundles import key
 
@@ -21,7 +20,6 @@ from coldstart.host.live.profiles import build_device_environment, set_device_me
 from coldstart.system.devices import nvml
 from coldstart.system.paths import Cache
 
-__all__ = ["built", "fake", "fake_engine", "home"]
 pytestmark = pytest.mark.usefixtures("home")
 
 
