@@ -1,10 +1,8 @@
-"""A real Chromium (Qt WebEngine), driven by its DevTools protocol: open pages, evaluate JavaScript, take pictures."""
+"""A real Chromium (Qt WebEngine), driven by its DevTools protocol: open pages, evaluate JavaScript, press keys."""
 
-import base64
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
@@ -109,15 +107,6 @@ class Page:
         self.call("Input.dispatchKeyEvent", type="keyDown", text=text, **given)
         self.call("Input.dispatchKeyEvent", type="keyUp", **given)
 
-    def picture(self, file: Path) -> None:
-        """Save the whole page, also what is below the window, as PNG."""
-        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        # The picture has no scroll bar, so the page takes its place in it.
-        width = max(size["width"], self.evaluate("innerWidth"))
-        clip = {"x": 0, "y": 0, "width": width, "height": min(size["height"], 8000), "scale": 1}
-        taken = self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
-        file.write_bytes(base64.b64decode(taken["data"]))
-
     def errors(self) -> list[str]:
         """Return what the page's scripts threw, and what the browser logged as an error, since it was opened."""
         self.evaluate("1")  # receive what is under way
@@ -163,16 +152,3 @@ def _devtools(process: subprocess.Popen[bytes], port: int) -> str:
         except (OSError, IndexError):
             time.sleep(0.1)
     raise TimeoutError("Chromium's DevTools do not answer")
-
-
-if __name__ == "__main__":
-    # python tests/tools/chromium.py URL FILE.png [WIDTH [dark]]: look at a page.
-    found = find_python()
-    if found is None:
-        sys.exit("error: no Chromium here\nhint: tests/tools/fetch-chromium.sh")
-    with browser(found) as opened:
-        opened.show(width=int((sys.argv[3:4] or ["1280"])[0]), dark="dark" in sys.argv)
-        opened.open(sys.argv[1])
-        time.sleep(2)
-        opened.picture(Path(sys.argv[2]))
-        print(*opened.errors(), sep="\n")
