@@ -3,6 +3,8 @@
 A target returns for input that it accepts or refuses with a named error. Every other exception is a finding.
 """
 
+from __future__ import annotations
+
 import asyncio
 import io
 import json
