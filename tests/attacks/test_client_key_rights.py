@@ -177,7 +177,7 @@ def test_empty_key_is_refused(
     assert "--api-key is empty" in run(*words, code=2).stderr
 
 
-def test_empty_admin_key_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_admin_key_is_refused(run: Run) -> None:
     assert "--admin-key is empty" in run("fleet", "up", "--admin-key", "", code=2).stderr
 
 

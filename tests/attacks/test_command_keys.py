@@ -207,9 +207,7 @@ def test_registry_may_not_name_a_realm_on_another_host(
             assert not third.asked
 
 
-def test_redirect_of_a_token_server_carries_no_credential(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_redirect_of_token_server_has_no_credential(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with answering(_gives_tokens, "127.0.0.3") as third:
 
         def registry(connection: socket.socket, asked: Asked) -> None:

@@ -104,9 +104,7 @@ def test_thaw_names_the_module_when_one_byte_of_it_changed(cache: Cache, tmp_pat
     assert list(paths.runtime_dir().glob("thawed-*")) == []
 
 
-def test_thaw_leaves_no_files_when_refused_at_any_moment(
-    cache: Cache, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_thaw_refused_at_any_moment_leaves_no_files(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     process_snapshot.freeze_runtime(cache, 60)
     for milliseconds in range(0, 100, 10):
 

@@ -147,9 +147,7 @@ async def test_rest_of_a_refused_body_is_not_awaited(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("framing", [b"content-length: 2000", b"transfer-encoding: chunked"])
 @pytest.mark.parametrize("path", [b"/v1/completions", b"/unload"])
-async def test_body_over_the_limit_is_refused_on_every_path(
-    tmp_path: Path, framing: bytes, path: bytes
-) -> None:
+async def test_body_over_limit_is_refused_on_every_path(tmp_path: Path, framing: bytes, path: bytes) -> None:
     async with attack(tmp_path, body_bytes=1024) as stage:
         attacker = await Attacker.connect(stage)
         body = b" " * 2000 if b"length" in framing else b"7d0\r\n" + b" " * 2000 + b"\r\n0\r\n\r\n"
@@ -228,7 +226,7 @@ async def test_connections_above_the_limit_get_503(tmp_path: Path) -> None:
         await wait_until(lambda: not stage.server.server_state.connections)
 
 
-def test_descriptors_bound_the_connections_and_the_soft_limit_is_raised(
+def test_descriptors_bound_connections_and_the_soft_limit_is_raised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     limits = {"soft": (64, 1024)}
@@ -252,9 +250,7 @@ async def test_client_that_does_not_read_is_disconnected_and_holds_no_model(tmp_
         attacker.close()
 
 
-async def test_invalid_requests_write_nothing_to_the_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_invalid_requests_are_not_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with attack(tmp_path) as stage:
         for data in (b"nothing\r\n\r\n", GET + b"connection: upgrade\r\nupgrade: x\r\n\r\n"):
             attacker = await Attacker.connect(stage)

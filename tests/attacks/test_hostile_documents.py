@@ -110,7 +110,7 @@ def test_blob_that_is_a_link(store: Store, tmp_path: Path) -> None:
     assert caught.value.code == "CS-LINK"
 
 
-def test_layer_that_is_no_section_is_reported_and_not_read(store: Store, tmp_path: Path) -> None:
+def test_layer_that_is_no_section_is_reported_and_not_read(store: Store) -> None:
     layer = _LAYER | {"mediaType": "application/vnd.oci.image.layer.v1.tar"}
     bundle = plant(store, canonical.dumps(config()), _layers(layer))
     assert [finding.code for finding in check(bundle, "manifest")] == ["CS-SECTION-UNKNOWN"]

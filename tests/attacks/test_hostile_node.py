@@ -59,9 +59,7 @@ def test_cache_of_another_user_is_not_written(home: Path, stranger: Act, tmp_pat
     assert paths.Cache(cache).writable_root == cache
 
 
-def test_bundle_is_served_from_a_read_only_volume(
-    run: Run, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bundle_is_served_from_a_read_only_volume(run: Run, home: Path, tmp_path: Path) -> None:
     """The main case in a container: the cache is mounted read-only."""
     if runtime.find_vllm_distribution() is None:
         pytest.skip("a key needs an installed vLLM")

@@ -129,9 +129,7 @@ def test_silent_client_delays_no_other_client(runtime: Path) -> None:
     wait_until(lambda: _status(runtime)["clients"] == 2)
 
 
-def test_prefetcher_refuses_clients_without_spinning_when_out_of_descriptors(
-    bystander: int, runtime: Path
-) -> None:
+def test_prefetcher_out_of_descriptors_refuses_without_spinning(bystander: int, runtime: Path) -> None:
     with exhaust_descriptors(bystander):
         turned_away = [_raw(runtime) for _ in range(5)]
         assert busy_s(bystander, 0.5) < 0.25
@@ -212,9 +210,7 @@ def test_a_hostile_plan_is_refused_by_both_sides(
 
 
 @pytest.mark.usefixtures("bystander")
-def test_ranges_outside_of_what_is_wanted_are_refused(
-    server: RangeServer, plan: dict[str, Any], runtime: Path
-) -> None:
+def test_unwanted_ranges_are_refused(server: RangeServer, plan: dict[str, Any], runtime: Path) -> None:
     with client.attach(server.url, plan, names=["t2"], directory=runtime) as attached:
         for offset, size in ((-8, 16), (0, 8), (10_000, 1 << 40), (0, -5)):
             with pytest.raises(client.PrefetchRefusedError):

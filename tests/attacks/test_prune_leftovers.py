@@ -136,9 +136,7 @@ def test_prune_retains_readable_and_newer_bundle(run: Run, store: Store, home: P
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
-def test_host_key_is_created_without_hard_links(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_host_key_needs_no_hard_links(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number))
 
@@ -150,9 +148,7 @@ def test_host_key_is_created_without_hard_links(
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
-def test_publish_reports_missing_file_locks(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_publish_reports_missing_locks(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
@@ -263,18 +259,14 @@ def test_draft_of_a_killed_build_is_removed_by_prune_but_not_a_running_one(run: 
     assert not draft.exists()
 
 
-def test_draft_of_a_killed_build_is_removed_by_the_next_build(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_draft_of_killed_build_is_removed_by_next_build(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draft = _draft(home)
     monkeypatch.setattr(tiny, "_run_child", lambda name, target: (target / "config.json").write_text("{}"))
     tiny.build("tiny-llama", home)
     assert not draft.exists()
 
 
-def test_prune_removes_the_work_of_a_killed_materialization_but_not_of_a_running_one(
-    run: Run, home: Path
-) -> None:
+def test_prune_removes_work_of_killed_materialization_but_not_of_a_running_one(run: Run, home: Path) -> None:
     work = Cache.at().unfinished
     with workspace(work) as running:
         killed = work / "tmpkilled"

@@ -169,9 +169,7 @@ OFFERS = {
 
 @pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunked"])
 @pytest.mark.parametrize("fields", OFFERS.values(), ids=OFFERS)
-async def test_request_that_offers_another_protocol_is_served_with_its_body(
-    tmp_path: Path, fields: bytes, chunked: bool
-) -> None:
+async def test_offer_of_another_protocol_is_served(tmp_path: Path, fields: bytes, chunked: bool) -> None:
     data = build_request(more=fields)
     if chunked:
         body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(GOOD), GOOD)

@@ -287,7 +287,7 @@ def test_character_device_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["host", "prompts", "key"])
-def test_pipe_that_the_shell_opened_is_read(tmp_path: Path, kind: str) -> None:
+def test_pipe_that_the_shell_opened_is_read(kind: str) -> None:
     reader, writer = os.pipe()
     text = b"a = 1\n"
     try:

@@ -54,9 +54,7 @@ def test_one_changed_byte_in_each_of_fifty_files_is_found(parts: list[Path], tmp
     assert fingerprint.find_mismatch(tmp_path, "template") == expected
 
 
-def test_template_remains_usable_when_another_environment_links_to_its_files(
-    parts: list[Path], tmp_path: Path
-) -> None:
+def test_template_stays_usable_when_others_link_to_its_files(parts: list[Path], tmp_path: Path) -> None:
     record(parts, tmp_path)
     before = [file.stat().st_ctime_ns for file in parts]
     for number, file in enumerate(parts):
@@ -166,9 +164,7 @@ def test_difference_names_variable_that_a_worker_could_read(name: str) -> None:
         (["--scheduling-policy", "priority", "--served-model-name", "x", "--api-key", "k"], None),
     ],
 )
-def test_difference_names_flag_that_a_worker_may_read(
-    words: list[str], named: str | None, home: Path
-) -> None:
+def test_difference_names_flag_that_worker_may_read(words: list[str], named: str | None, home: Path) -> None:
     """Over vLLM's own parser."""
     from coldstart.vllm.engine import adoption, server
 

@@ -68,9 +68,7 @@ def _selected(model: str) -> Bundle | None:
     return inspection.look_up(model).bundle
 
 
-def test_pulled_unsigned_bundle_is_not_selected(
-    run: Run, store: Store, home: Path, model: str, wanted: Key
-) -> None:
+def test_pulled_unsigned_is_not_selected(run: Run, store: Store, home: Path, model: str, wanted: Key) -> None:
     mine = _signed(store, home, wanted, OLD)
     done = run("pull", _elsewhere(home, wanted, LATER, signed=False))
     assert "no code in" in done.stderr and "will run" in done.stderr and len(store.list_bundles()) == 2
@@ -128,9 +126,7 @@ def test_weights_of_untrusted_bundle_are_reported_unverified(
     assert asked.plan == plan and any("unverified" in note for note in asked.notes)
 
 
-def test_pulled_older_bundle_is_reported_and_not_selected(
-    run: Run, store: Store, home: Path, model: str, wanted: Key
-) -> None:
+def test_pulled_older_is_not_selected(run: Run, store: Store, home: Path, model: str, wanted: Key) -> None:
     mine = _signed(store, home, wanted, NEW)
     done = run("pull", _elsewhere(home, wanted, OLD, signed=True))
     assert "is older than v1" in done.stderr
@@ -141,9 +137,7 @@ def test_pulled_older_bundle_is_reported_and_not_selected(
     assert _selected(model) == store.find_by_reference("org/tiny:v2")
 
 
-def test_newest_trusted_version_is_selected(
-    run: Run, store: Store, home: Path, model: str, wanted: Key
-) -> None:
+def test_newest_trusted_one_is_selected(run: Run, store: Store, home: Path, model: str, wanted: Key) -> None:
     _signed(store, home, wanted, OLD)
     run("pull", _elsewhere(home, wanted, NEW, signed=True))
     assert _selected(model) == store.find_by_reference("org/tiny:v2")

@@ -123,9 +123,7 @@ PACKAGE = Path(coldstart.__file__).parent
 
 
 @pytest.mark.vllm
-def test_a_module_in_the_working_directory_is_not_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_module_in_working_directory_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     marker = tmp_path / "ran"
     here = tmp_path / "here"
     here.mkdir()
@@ -235,9 +233,7 @@ def test_unpack_replaces_code_when_it_was_changed(bundle: Bundle, attack: Attack
     assert used(bundle, paths.Cache.at().unpacked) == again
 
 
-def test_unpack_replaces_code_written_while_it_unpacks(
-    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unpack_replaces_code_written_meanwhile(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that is exiting writes its compile cache to the directory after the start found it empty."""
     place = paths.Cache.at().unpacked / bundle.find_readable_section("compile").digest.removeprefix("sha256:")
     real, writes = Path.mkdir, []
@@ -268,9 +264,7 @@ def test_unpack_uses_private_directory_when_cache_is_world_writable(bundle: Bund
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="giving a directory to another user needs root")
-def test_unpack_uses_private_directory_when_cache_belongs_to_another_user(
-    bundle: Bundle, tmp_path: Path
-) -> None:
+def test_unpack_uses_private_directory_in_the_cache_of_another(bundle: Bundle, tmp_path: Path) -> None:
     foreign = tmp_path / "foreign"
     digest = bundle.find_readable_section("compile").digest.removeprefix("sha256:")
     write_tree(foreign / digest, {"kernel.so": EVIL})

@@ -83,9 +83,7 @@ def test_bench_exits_1_when_a_mode_fails(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.slow
-def test_bench_exits_1_when_slower_than_the_baseline(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bench_exits_1_when_slower_than_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = tmp_path / "base.json"
     assert bench(f"--export=json={saved}", runs=3) == 0
     assert bench(f"--baseline={saved}", "--max-regress=5000", runs=3) == 0

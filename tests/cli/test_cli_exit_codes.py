@@ -90,9 +90,7 @@ def test_report_names_the_extra_when_a_module_is_not_installed(
         (("trust", "add", "missing.pub"), 2, "trust show"),
     ],
 )
-def test_command_reports_error_with_hint_when_it_fails(
-    run: Run, argv: tuple[str, ...], code: int, words: str
-) -> None:
+def test_failure_is_reported_with_its_hint(run: Run, argv: tuple[str, ...], code: int, words: str) -> None:
     done = run(*argv, code=code)
     assert words in done.stderr
     assert done.stdout == ""
@@ -146,17 +144,13 @@ def read_error(run: Run, *words: str, code: int = 2) -> dict[str, Any]:
         (("import", "/nonexistent.tar"), 2, "/nonexistent.tar", ""),
     ],
 )
-def test_each_error_is_one_object(
-    words: tuple[str, ...], code: int, message: str, hint: str, run: Run
-) -> None:
+def test_error_is_one_object(words: tuple[str, ...], code: int, message: str, hint: str, run: Run) -> None:
     for form in (("--format", "json"), ("--format=json",)):
         error = read_error(run, *words, *form, code=code)
         assert message in error["error"] and hint in (error["hint"] or "")
 
 
-def test_the_format_of_host_run_applies_to_host_with_a_model(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_format_of_host_run_applies_to_host_with_a_model(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLDSTART_HOST_RUN_FORMAT", "json")
     assert "neither a command" in read_error(run, "host", "bogus")["error"]
     said = run("host", "status", "--url", "http://127.0.0.1:9", code=1).stderr

@@ -40,9 +40,7 @@ def test_terminal_shows_a_progress_line(home: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(("mode", "expected"), [("plain", ["build ...", "  half: 3.0 s"]), ("none", [])])
-def test_phase_prints_its_name_and_steps(
-    capsys: pytest.CaptureFixture[str], mode: Any, expected: list[str]
-) -> None:
+def test_phase_prints_its_steps(capsys: pytest.CaptureFixture[str], mode: Any, expected: list[str]) -> None:
     with Output(progress=mode).show_phase("build") as step:
         step("half: 3.0 s")
     assert capsys.readouterr().err.splitlines() == expected

@@ -103,9 +103,7 @@ def test_inspect_names_the_differing_field_when_no_bundle_matches(run: Run, mode
     assert f"coldstart materialize {model} -- --max-model-len 1024" in missed
 
 
-def test_a_name_means_its_newest_version_and_the_command_says_which(
-    run: Run, bundle: Bundle, home: Path
-) -> None:
+def test_name_means_its_newest_version_and_command_says_which(run: Run, bundle: Bundle, home: Path) -> None:
     store = Store(Cache.at().bundles)
     newer = publish(store, home / "scratch", key(dtype="float16"), blocks=9)
     note = "Using org/tiny:v2 of 2 versions\n"

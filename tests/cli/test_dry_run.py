@@ -86,9 +86,7 @@ def test_serve_reports_the_code_of_a_bundle_that_is_not_trusted(
     ]
 
 
-def test_a_dry_run_builds_a_tiny_model_elsewhere(
-    before: list[Listing], run: Run, home: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_dry_run_builds_a_tiny_model_elsewhere(before: list[Listing], run: Run, home: Path) -> None:
     before.append(_list(home))
     missing = run("serve", "tiny-llama", "--dry-run", "--on-miss", "materialize", "--format", "json")
     planned = json.loads(missing.stdout)

@@ -206,7 +206,7 @@ def test_hint_of_a_refused_order_works_with_the_key_and_contains_no_other(
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Iterator[tuple[str, list[Any]]]:
+def running() -> Iterator[tuple[str, list[Any]]]:
     """Run a fake gateway of a fleet; yield its URL and the received orders."""
     asked: list[Any] = []
     status = {
@@ -260,7 +260,7 @@ def test_commands_show_and_change_a_running_fleet(run: Run, running: tuple[str, 
     run("fleet", "down", *where)
 
 
-def test_invalid_arguments_are_reported_at_once(run: Run, tmp_path: Path) -> None:
+def test_invalid_arguments_are_reported_at_once(run: Run) -> None:
     assert "you have no running fleet" in run("fleet", "status", code=1).stderr
     assert "no fleet responds" in run("fleet", "status", "--url", "http://127.0.0.1:9", code=1).stderr
     assert "--memory" in run("fleet", "join", "127.0.0.1:1", code=2).stderr

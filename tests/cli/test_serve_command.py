@@ -104,9 +104,7 @@ def test_the_next_command_of_import_starts_the_bundle(
 
 
 @pytest.mark.parametrize("words", [("up",), ("host", "--memory", "2GiB")])
-def test_an_untrusted_bundle_is_named_before_another_one_is_built(
-    words: tuple[str, ...], model: str, run: Run
-) -> None:
+def test_untrusted_bundle_is_named_before_another_build(words: tuple[str, ...], model: str, run: Run) -> None:
     publish_recorded(model, ARGUMENTS, signed=False)
     said = run(words[0], model, *words[1:], code=3).stderr
     assert "the only one for tiny-llama" in said and "is not trusted" in said
@@ -126,9 +124,7 @@ def test_the_next_command_of_materialize_starts_the_bundle_that_was_found(
     assert json.loads(planned.stdout)["bundle"] == made.ref
 
 
-def test_serve_ignores_the_variables_of_a_kubernetes_service(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_serve_ignores_variables_of_a_kubernetes_service(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLDSTART_SERVE_PORT", "tcp://10.43.1.41:8000")
     monkeypatch.setenv("COLDSTART_SERVE_PORT_8000_TCP", "tcp://10.43.1.41:8000")
     reported = run("serve", "no-such-model", "--dry-run", code=2).stderr

@@ -167,9 +167,7 @@ def test_an_invalid_option_has_a_hint(given: str, words: str, run: Run, trace: P
         (["nofile.jsonl", "--simulate", "--profile", "profile.json"], "nofile.jsonl"),
     ],
 )
-def test_a_missing_or_invalid_target_is_reported(
-    arguments: list[str], words: str, run: Run, trace: Path
-) -> None:
+def test_missing_or_invalid_target_is_named(arguments: list[str], words: str, run: Run, trace: Path) -> None:
     assert words in run("trace-replay", *arguments, code=2).stderr
 
 

@@ -119,9 +119,7 @@ def test_the_table_covers_every_option() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("option", EFFECTS)
-def test_an_option_has_an_effect_or_is_refused(
-    option: str, kind: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_option_has_effect_or_is_refused(option: str, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     said = replay(f"{KINDS[kind]} {option}", capsys)
     if kind in EFFECTS[option]:
         assert "absent.jsonl" in said and "No such file" in said

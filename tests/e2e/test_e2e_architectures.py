@@ -83,9 +83,7 @@ def test_deadlines_order_the_requests_of_an_adapter(machine: Machine, models: Pa
 
 
 @pytest.mark.nightly  # unit/launch/test_server.py reads the error of each refusal
-def test_materialize_reports_vllm_error_when_architecture_is_unsupported(
-    machine: Machine, models: Path
-) -> None:
+def test_materialize_reports_vllm_error_for_unsupported_architecture(machine: Machine, models: Path) -> None:
     model = architectures.build("mpt", models)
     machine.run("materialize", str(model), "--", *EAGER, code=1)
     assert "vLLM cannot run this model: Model architecture MptForCausalLM" in machine.error()

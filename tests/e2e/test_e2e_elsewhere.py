@@ -96,9 +96,7 @@ def test_moved_bundle_uses_every_fast_path_when_trusted(
 
 
 @pytest.mark.parametrize("damaged", ["modelinfo", pytest.param("compile", marks=pytest.mark.nightly)])
-def test_damaged_section_is_reported_and_the_server_answers(
-    trusted: Elsewhere, reference: Tokens, damaged: str
-) -> None:
+def test_damaged_section_is_reported_by_a_server(trusted: Elsewhere, reference: Tokens, damaged: str) -> None:
     there = trusted.machine
     shown = json.loads(there.run("inspect", "tiny-llama", "--format", "json"))
     digest = next(section["digest"] for section in shown["sections"] if section["type"] == damaged)

@@ -56,9 +56,7 @@ def test_a_pipeline_becomes_one_worker_under_its_streams(tmp_path: Path) -> None
 
 
 @pytest.mark.nightly  # unit/fleet/live/test_moves.py restarts a fleet with fakes
-def test_servers_of_a_cluster_survive_the_fleets_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_servers_of_cluster_survive_fleets_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(TESTS))
     with run_own_ray(ServerSpec("here", 40, 1e9, 1e9), Cache.at(tmp_path / "cache")) as ray:
         first = Fleet(tmp_path, ray=ray.address, env=ray.env)

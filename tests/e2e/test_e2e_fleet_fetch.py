@@ -117,9 +117,7 @@ def _fetched(workers: list[Any], count: int) -> list[Any]:
     return done if len(done) == count else []
 
 
-def test_each_rank_fetches_its_own_layers_and_the_rest_comes_behind(
-    fleet: Fleet, checkpoint: Checkpoint
-) -> None:
+def test_each_rank_fetches_its_own_layers_and_rest_comes_behind(fleet: Fleet, checkpoint: Checkpoint) -> None:
     # Slow enough to observe the pipeline before the full model is there; one link alone could not meet the limit.
     checkpoint.source.settings.rate = SOURCE
     checkpoint.deploy(fleet, "split", ttft_s=checkpoint.whole / LINK - 1)

@@ -39,9 +39,7 @@ def _deploy(machine: Machine) -> None:
     machine.run("fleet", "deploy", "tiny-llama", "--idle", "10", "--", *VLLM)
 
 
-def test_model_starts_at_a_request_and_stops_when_idle(
-    machine: Machine, engine_template: None, reference: Tokens
-) -> None:
+def test_model_starts_on_demand_and_stops(machine: Machine, engine_template: None, reference: Tokens) -> None:
     with _fleet(machine) as url:
         _deploy(machine)
         client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=READY_S)

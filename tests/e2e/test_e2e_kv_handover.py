@@ -105,9 +105,7 @@ def stayed(pair: Pair) -> tuple[list[int], list[int]]:
 
 
 @pytest.mark.parametrize("fault", ["unreachable", "signature", "identity", "lease"])
-def test_kv_that_cannot_be_loaded_is_computed(
-    pair: Pair, stayed: tuple[list[int], list[int]], fault: str
-) -> None:
+def test_lost_kv_is_computed(pair: Pair, stayed: tuple[list[int], list[int]], fault: str) -> None:
     prompt, stays = stayed
     request, loads = secrets.token_hex(8), _loads(pair.target)
     stream, response = _begin(pair, prompt, request)

@@ -46,9 +46,7 @@ def test_swapping_on_two_ranks_answers_as_fcfs(machine: Machine, expected: list[
 
 
 @pytest.mark.parametrize("way", ["pipeline", pytest.param("tensor", marks=pytest.mark.nightly)])
-def test_deadlines_order_the_requests_of_two_ranks(
-    machine: Machine, expected: list[list[int]], way: str
-) -> None:
+def test_deadlines_order_requests_of_two_ranks(machine: Machine, expected: list[list[int]], way: str) -> None:
     here, flags = Machine(machine.root, LOCAL), (*SMALL, str(POOL_BLOCKS * BLOCK_BYTES // RANKS), *WAYS[way])
     with here.serving("tiny-llama", "--on-miss", "warn", *DEADLINES, vllm=flags) as ours:
         check_fallbacks(ours)

@@ -112,9 +112,7 @@ def _wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> Any:
 
 @pytest.mark.usefixtures("no_template")
 @pytest.mark.nightly
-def test_the_example_serves_the_bundle_and_stops_the_server(
-    machine: Machine, bundle: Any, tmp_path: Path
-) -> None:
+def test_example_serves_bundle_and_stops_the_server(machine: Machine, bundle: Any, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with _running(machine, log, "python_api.py") as process:
         code = process.wait(timeout=READY_S)

@@ -43,7 +43,7 @@ def config(**settings: Any) -> SimpleNamespace:
     )
 
 
-def test_vllms_queue_serves_clients_priorities_first_and_then_deadlines(
+def test_vllms_queue_orders_by_priority_and_then_by_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given: dict[str, tuple[int, Any]] = {}

@@ -257,9 +257,7 @@ def test_verify_fails_when_another_key_signed(release: Path, tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not TOOLS.exists(), reason="no build/tools here: the SBOM was not written")
-def test_write_lists_every_pin_of_the_extras(
-    tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_write_lists_every_pin_of_extras(tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = tmp_path / "dist"
     directory.mkdir()
     monkeypatch.setenv("RELEASE_KEY", str(key))

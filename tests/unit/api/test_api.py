@@ -127,9 +127,7 @@ def bundle(tmp_path: Path) -> Bundle:
         ({"vllm_args": "--dtype half"}, "expected a sequence of strings"),
     ],
 )
-def test_validate_refuses_options_that_cannot_be_used(
-    options: dict[str, str], message: str, tmp_path: Path
-) -> None:
+def test_validate_refuses_unusable_options(options: dict[str, str], message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=message):
         api.validate("tiny:v1", cache_dir=tmp_path, **options)  # type: ignore[arg-type]
 

@@ -113,7 +113,7 @@ def _die_at(steps: tuple[str, ...], last: int, store: Store) -> None:
 
 
 @pytest.mark.slow
-def test_sixteen_processes_publish_and_read_one_key(store: Store, tmp_path: Path) -> None:
+def test_sixteen_processes_publish_and_read_one_key(store: Store) -> None:
     def work() -> None:
         for run in range(3):
             made = _small(store, os.getpid() * 10 + run)

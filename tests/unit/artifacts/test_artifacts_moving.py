@@ -165,9 +165,7 @@ def test_a_bundle_and_its_signature_survive_the_round_trip(host: str, store: Sto
         assert pulled.extract_section("compile", tmp_path / f"out-{number}", trust=trust) == 1
 
 
-def test_pushing_again_uploads_nothing_and_keeps_both_signatures(
-    host: str, store: Store, tmp_path: Path
-) -> None:
+def test_second_push_uploads_nothing_and_keeps_signatures(host: str, store: Store, tmp_path: Path) -> None:
     bundle = publish(store, tmp_path)
     address = f"oci://{host}/again/tiny:v1"
     assert remote.push(bundle, address) == remote.push(bundle, address)

@@ -77,7 +77,7 @@ def test_a_miss_names_the_nearest_bundle_and_the_fields(store: Store, tmp_path: 
     assert close.version == 2
 
 
-def test_nothing_remains_of_an_abandoned_draft(store: Store, tmp_path: Path) -> None:
+def test_nothing_remains_of_an_abandoned_draft(store: Store) -> None:
     with pytest.raises(ZeroDivisionError), store.open_draft(key()) as draft:
         draft.add_json("kv", KV)
         1 / 0  # noqa: B018

@@ -30,9 +30,7 @@ def list_children() -> set[psutil.Process]:
     return set(psutil.Process().children(recursive=True))
 
 
-def test_run_measures_a_server_and_leaves_no_process(
-    fake: Fake, settings: RunSettings, tmp_path: Path
-) -> None:
+def test_run_measures_server_and_leaves_no_process(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
     before = list_children()
     run = measure.run(fake("fresh", "busy"), tmp_path / "r", replace(settings, steady=True), 3)
     assert (run.mode, run.round) == ("fresh", 3)

@@ -85,9 +85,7 @@ def test_other_tokens_fail(fake: Fake, settings: RunSettings, tmp_path: Path) ->
     assert document["failures"] == ["fresh: tokens differ from those of vllm-warm"]
 
 
-def test_other_tokens_of_an_eager_engine_are_no_failure(
-    fake: Fake, settings: RunSettings, tmp_path: Path
-) -> None:
+def test_other_tokens_of_eager_mode_are_no_failure(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
     launchers = [fake("vllm-warm"), fake("vllm-free"), fake("vllm-eager", "other-tokens")]
     document, _ = bench(launchers, settings, tmp_path, runs=1)
     assert document["failures"] == [] and document["tokens_identical"] is True
@@ -127,7 +125,7 @@ def test_an_interrupted_bench_closes_its_launchers(fake: Fake, settings: RunSett
 
 
 def test_benchmark_that_is_cut_off_keeps_its_runs(
-    fake: Fake, settings: RunSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake: Fake, settings: RunSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[dict[str, Any]] = []
 
@@ -177,9 +175,7 @@ def test_warm_starts_and_the_first_cold_one_share_their_caches(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])
-def test_plain_vllm_has_its_free_options_or_runs_eagerly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_cpu: bool
-) -> None:
+def test_plain_vllm_has_free_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_cpu: bool) -> None:
     """The options of a GPU's build are not given to the CPU's, and never replace the user's own."""
     monkeypatch.setattr(launchers.runtime, "targets_cpu", lambda: on_cpu)
     monkeypatch.setattr(launchers, "find_spec", lambda name: name)

@@ -33,7 +33,7 @@ def is_held(tmp_path: Path) -> bool:
 
 
 def test_the_process_outlives_the_command_in_its_own_session_and_holds_the_lock(
-    lock: int, tmp_path: Path, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+    lock: int, tmp_path: Path, fake_engine: FakeEngine
 ) -> None:
     fake_engine("serves")
     started: list[int] = []
@@ -78,9 +78,7 @@ def test_an_interrupted_command_ends_the_process(lock: int, tmp_path: Path, fake
     assert processes.read_identity(started[0]) is None and not is_held(tmp_path)
 
 
-def test_the_error_of_the_process_is_that_of_the_command(
-    lock: int, tmp_path: Path, fake_engine: FakeEngine
-) -> None:
+def test_error_of_process_is_that_of_the_command(lock: int, tmp_path: Path, fake_engine: FakeEngine) -> None:
     fake_engine("dies")
     with pytest.raises(CommandFailedError) as caught:
         start_detached(WORDS, tmp_path / "log", lock, lambda pid: None, ignore_progress)

@@ -381,7 +381,7 @@ def test_two_commands_at_one_moment_start_one_server(
 
 
 def test_up_after_one_that_was_killed_in_the_middle_starts_a_server(
-    bring_two_up: Callable[..., list[Path]], lookup: Lookup, capsys: pytest.CaptureFixture[str]
+    bring_two_up: Callable[..., list[Path]], lookup: Lookup
 ) -> None:
     directory = up_records.find_directory(lookup)
     fork = multiprocessing.get_context("fork")
@@ -406,9 +406,7 @@ def test_up_after_one_that_was_killed_in_the_middle_starts_a_server(
 
 
 @pytest.mark.parametrize("detached", [False, True])
-def test_start_is_shown_off_a_terminal_only_with_progress(
-    detached: bool, common: Common, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_progress_off_a_terminal(detached: bool, common: Common, capsys: pytest.CaptureFixture[str]) -> None:
     for progress, events in (("auto", []), ("none", []), ("json", ["begin", "step", "end"])):
         shown = replace(common, out=Output(progress=progress))  # type: ignore[arg-type]
         with _serving.show_start(shown, detached=detached) as show:

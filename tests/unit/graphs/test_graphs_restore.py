@@ -32,9 +32,7 @@ def _structure(model: SimModel, graph: int) -> tuple[list[object], list[tuple[in
     return launches, sorted(edges)
 
 
-def test_restored_graphs_are_the_captured_ones_without_a_forward(
-    bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_restored_graphs_need_no_forward(bundle_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = SimModel(SMALL, 4)
     restorer = linked(bundle_directory, model)
     with monkeypatch.context() as patch:
@@ -66,9 +64,7 @@ def test_contents_are_what_outlives_the_capture_and_other_memory_of_it_is_nan(bu
     assert set(memory) == {0xFF}
 
 
-def test_replay_launches_on_the_stream_of_the_moment(
-    bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replay_launches_on_stream_of_moment(bundle_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, streams = SimModel(SMALL, 4), list[int]()
     graph = restored(linked(bundle_directory, model), "decode:1")
     monkeypatch.setattr(model.driver, "launch", lambda executable, stream: streams.append(stream))

@@ -121,9 +121,7 @@ def test_cpu_engine_has_no_graphs(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("on_gpu")
-def test_materialize_makes_the_section_and_a_failed_engine_only_omits_it(
-    tmp_path: Path, here: dict[str, Any]
-) -> None:
+def test_materialize_makes_the_section_or_omits_it(tmp_path: Path, here: dict[str, Any]) -> None:
     assert graphs.build_section(tmp_path / "out", tmp_path / "work", Rounds(here), Arguments()) is None
     assert (tmp_path / "out" / "proof.json").exists()
 
@@ -212,9 +210,7 @@ def _spoil(work: Path) -> Callable[[str], None]:
     return between
 
 
-def test_a_graph_that_fails_the_proof_is_dropped_and_the_proof_is_of_the_rest(
-    here: Here, tmp_path: Path
-) -> None:
+def test_graph_that_fails_proof_is_dropped_and_the_proof_is_of_the_rest(here: Here, tmp_path: Path) -> None:
     directory = offline.run_offline_phase(tmp_path, Rounds(here, between=_spoil(tmp_path)))
     found = tables.load(directory)
     assert sorted(found.graphs) == sorted(KEYS[1:]) and "differ" in found.refused[KEYS[0]]
@@ -225,9 +221,7 @@ def test_a_graph_that_fails_the_proof_is_dropped_and_the_proof_is_of_the_rest(
 @pytest.mark.parametrize(
     ("written", "reason"), [(None, "captured none, or did not load the plug-in"), ("several ranks", None)]
 )
-def test_engine_without_output_is_reported_with_its_reason(
-    tmp_path: Path, written: str | None, reason: str | None
-) -> None:
+def test_engine_without_output_is_reported(tmp_path: Path, written: str | None, reason: str | None) -> None:
     def launch(name: str, task: EngineTask) -> None:
         if written and task.record:
             offline.fail(task.record, written)
@@ -268,9 +262,7 @@ def _moving(memory: str, at: int) -> Change:
 
 
 @pytest.mark.parametrize("at", range(STEPS - 1))
-def test_graphs_over_memory_that_moves_are_refused_and_the_others_proven(
-    here: Here, tmp_path: Path, at: int
-) -> None:
+def test_graphs_over_moving_memory_are_refused_alone(here: Here, tmp_path: Path, at: int) -> None:
     """Its contents are not stored, so the proof fails for the graphs that need them."""
     found = tables.load(
         offline.run_offline_phase(tmp_path, Rounds(here, steps=STEPS, step=_moving("semaphore", at)))

@@ -28,17 +28,13 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("number", [number for number, one in EXPERIMENTS.items() if one.needs_gpu])
-def test_experiment_without_a_gpu_is_refused_with_a_hint(
-    number: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_experiment_without_gpu_is_refused_with_a_hint(number: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "read_free_bytes", lambda: None)
     with pytest.raises(SystemExit, match=rf"papers/medusa-{number} needs a GPU\nhint: .* --rehearse"):
         papers.run("medusa", EXPERIMENTS, [number])
 
 
-def test_rehearsal_prints_its_rows_as_such_and_stores_no_result(
-    results: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rehearsal_marks_rows_and_stores_nothing(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     papers.run("medusa", ONE, ["3", "--rehearse"])
     assert capsys.readouterr().out == "rehearsal, no measurement: decode: paper 2.4x, ours None, True\n"
     assert [path for path in results.rglob("*") if path.is_file()] == []

@@ -246,9 +246,7 @@ def test_no_representation_shows_a_key(tmp_path: Path) -> None:
         ("[a\n", "as TOML: "),
     ],
 )
-def test_file_that_cannot_be_used_is_refused_with_its_place(
-    tmp_path: Path, content: str, reason: str
-) -> None:
+def test_unusable_file_is_refused_with_its_place(tmp_path: Path, content: str, reason: str) -> None:
     (tmp_path / "one").write_text("key-of-one\n")
     (tmp_path / "empty").write_text("\n")
     file = tmp_path / "keys.toml"

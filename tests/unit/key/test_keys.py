@@ -36,9 +36,7 @@ def model(directory: Path) -> ResolvedModel:
     return resolution.resolve(str(directory))
 
 
-def test_the_same_model_elsewhere_has_the_same_key(
-    model: ResolvedModel, directory: Path, tmp_path: Path
-) -> None:
+def test_same_model_elsewhere_has_the_same_key(model: ResolvedModel, directory: Path, tmp_path: Path) -> None:
     moved = directory.rename(tmp_path / "elsewhere")
     assert (
         keys.compose(resolution.resolve(str(moved)), Arguments()).digest

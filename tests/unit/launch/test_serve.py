@@ -133,9 +133,7 @@ def test_weights_that_are_lost_while_the_server_starts_are_read_from_the_models_
 
 
 @pytest.mark.parametrize("mode", ["template-runtime", "template-engine"])
-def test_start_is_fresh_with_a_reason_when_the_requested_mode_is_unavailable(
-    started: Started, mode: str
-) -> None:
+def test_start_is_fresh_with_reason_when_requested_mode_is_unavailable(started: Started, mode: str) -> None:
     one = started(mode)
     (step,) = one.unused.fallbacks
     assert one.mode == "fresh" and step.stage == mode

@@ -55,9 +55,7 @@ def _write_triton(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @needs_triton
-def test_tritons_kernels_are_found_in_a_bundle_that_has_moved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_triton_finds_its_kernels_in_a_moved_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = tmp_path / "offline"
     manager = _write_triton(made / "triton", monkeypatch)
     assert caches.collect_caches(made, tmp_path / "no-vllm", tmp_path / "section") == ["triton"]
@@ -186,9 +184,7 @@ def test_vllm_finds_the_choices_of_the_autotuner_in_a_moved_bundle(
         (b"artifact", "rank_3_0", "rank_0_0: the bundle has 0 artifacts"),
     ],
 )
-def test_every_miss_has_its_reason(
-    tmp_path: Path, decorators: Any, data: bytes, rank: str, reason: str
-) -> None:
+def test_miss_has_its_reason(tmp_path: Path, decorators: Any, data: bytes, rank: str, reason: str) -> None:
     held = compiled.AotArtifacts(_bundle(tmp_path, data, rank))
     held.wrap_loader(decorators)
     path = tmp_path / "user" / "another-hash" / "rank_0_0" / "model"
@@ -225,9 +221,7 @@ def test_caches_where_others_may_write_are_not_used(started: Callable[[], Launch
     assert plan.engine.compiled is None and not set(caches.VARIABLES) & set(plan.env)
 
 
-def test_a_full_disk_stops_no_start_and_leaves_nothing(
-    started: Callable[[], LaunchPlan], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_stops_no_start(started: Callable[[], LaunchPlan], monkeypatch: pytest.MonkeyPatch) -> None:
     def full(source: Path, target: Path, **_: object) -> None:
         target.mkdir()
         (target / "half").write_text("x")

@@ -213,7 +213,7 @@ def _planned(found: Lookup) -> LaunchPlan:
 
 
 @pytest.mark.usefixtures("home")
-def test_a_source_without_any_plan_of_the_weights_is_named_and_the_directory_read(
+def test_source_without_any_plan_of_the_weights_is_named_and_the_directory_read(
     model: ResolvedModel,
 ) -> None:
     made = _planned(_missed(model, None))
@@ -223,9 +223,7 @@ def test_a_source_without_any_plan_of_the_weights_is_named_and_the_directory_rea
     assert SOURCE in reason and "weights are read from the model's directory" in reason
 
 
-def test_a_start_without_a_bundle_streams_by_another_bundles_plan(
-    publish: Publish, model: ResolvedModel
-) -> None:
+def test_start_without_bundle_streams_by_another_bundles_plan(publish: Publish, model: ResolvedModel) -> None:
     bundle = publish(weights=planned())
     made = _planned(_missed(model, bundle, FLAG, ABSENT))
     asked = made.weights_from

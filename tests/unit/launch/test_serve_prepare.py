@@ -59,7 +59,7 @@ def test_complete_bundle_is_used(publish: Publish, model: ResolvedModel) -> None
 
 
 def test_compiled_code_that_could_not_be_made_is_missing_for_that_reason(
-    store: Store, model: ResolvedModel, tmp_path: Path
+    store: Store, model: ResolvedModel
 ) -> None:
     with store.open_draft(key()) as draft:
         draft.add_json("kv", KV)
@@ -106,9 +106,7 @@ def test_malformed_section_becomes_a_reason(
 
 
 @pytest.mark.parametrize("name", ["../../evil.json", "/etc/evil.json", "..", "", "a/b.json", ".hidden.json"])
-def test_file_name_of_a_bundle_cannot_leave_the_directory(
-    publish: Publish, model: ResolvedModel, name: str
-) -> None:
+def test_file_name_cannot_leave_the_directory(publish: Publish, model: ResolvedModel, name: str) -> None:
     before = {p for p in Cache.at().root.rglob("*.json") if p.is_file()}
     plan = prepare_plan(publish(kv=KV, modelinfo={"vllm_modelinfos": {name: "{}"}}), model)
     assert plan.fallbacks == []
@@ -121,9 +119,7 @@ def test_canary_needs_the_same_weights(publish: Publish, model: ResolvedModel) -
     assert prepare_plan(bundle, model).canary is None
 
 
-def test_too_little_memory_for_the_kv_cache(
-    publish: Publish, model: ResolvedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_small_kv_cache(publish: Publish, model: ResolvedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = publish(kv=KV, modelinfo={})
     monkeypatch.setattr(prepare, "read_available_memory", lambda: prepare.HEADROOM + 4095)
     plan = prepare_plan(bundle, model)
@@ -140,9 +136,7 @@ def test_untrusted_code_is_not_unpacked(publish: Publish, model: ResolvedModel, 
     assert list(Cache.at().unpacked.glob("*")) == []
 
 
-def test_untrusted_modelinfo_is_not_written_to_the_cache(
-    publish: Publish, model: ResolvedModel, tmp_path: Path
-) -> None:
+def test_untrusted_modelinfo_is_not_written(publish: Publish, model: ResolvedModel, tmp_path: Path) -> None:
     """vLLM would use the file in every later start, and an untrusted canary token must not affect a start."""
     info = {"canary": CANARY, "vllm_modelinfos": {"some.module.Model.json": '{"a": 1}'}}
     bundle = publish(signer=sign.load_host_key(tmp_path / "stranger"), kv=KV, modelinfo=info)

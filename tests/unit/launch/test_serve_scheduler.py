@@ -58,9 +58,7 @@ def test_deadlines_are_priorities_of_vllms_own_scheduler(publish: Publish) -> No
         scheduler.check_scheduler(mlfq(slo_s=1.0), PLAN.vllm_args)
 
 
-def test_classes_of_deadlines_reach_vllm_and_are_checked_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deadline_classes_are_checked_and_reach_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     choice = SchedulerSettings("deadline", classes="classes.toml")
     with pytest.raises(UsageError, match="cannot read the classes in"):
@@ -131,9 +129,7 @@ def test_incompatible_vllm_runs_its_scheduler_with_a_reason(lacking: set[str]) -
     assert plan.fallbacks == [Fallback("scheduler", "It lacks a point. vLLM's own scheduler runs instead.")]
 
 
-def test_vllm_scheduler_runs_when_ours_cannot_be_imported(
-    lacking: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vllm_scheduler_runs_when_ours_is_missing(lacking: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "coldstart.vllm.scheduling.scheduler", None)
     plan, args = LaunchPlan([]), ours()
     assert settle.settle(args, None, plan) and args.scheduler_cls is None

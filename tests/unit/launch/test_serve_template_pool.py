@@ -51,9 +51,7 @@ def test_a_template_is_started_listed_found_and_stopped(fake_engine: FakeEngine)
     assert warm.pid is not None and not processes.is_alive(warm.pid, warm.birth)
 
 
-def test_a_runtime_template_serves_every_key_of_its_own_interpreter(
-    fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runtime_template_serves_every_key(fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_engine("serves")
     warm = template_pool.start("runtime", PLAN, "tiny", 20)
     assert template_pool.find_ready("runtime", "sha256:" + "b" * 64) == warm
@@ -124,9 +122,7 @@ def test_sweep_removes_a_directory_without_a_start(fake_engine: FakeEngine) -> N
     template_pool.stop(warm)
 
 
-def test_stopped_template_is_killed_and_reported_as_fallback(
-    fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopped_template_is_killed(fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_engine("serves")
     monkeypatch.setattr(server_process, "TEMPLATE_RESPONSE_S", 0.5)
     warm = template_pool.start("runtime", PLAN, "tiny", 20)
@@ -246,9 +242,7 @@ def test_a_template_belongs_to_the_store_that_started_it(
     assert len(list(preparation.list_prepared(lookup.cache))) == 1
 
 
-def test_a_template_of_the_user_is_used_and_not_owned(
-    lookup: Lookup, plan: LaunchPlan, fake_engine: FakeEngine
-) -> None:
+def test_template_of_the_user_is_not_owned(lookup: Lookup, plan: LaunchPlan, fake_engine: FakeEngine) -> None:
     fake_engine("serves")
     template_pool.start("engine", plan, lookup.model.name, 20)
     assert prepare(lookup, plan).mode == "template-engine"
@@ -280,9 +274,7 @@ def test_the_template_of_another_model_with_this_key_is_retained(
     assert template_pool.find_ready("engine", plan.key) == other
 
 
-def test_each_level_that_does_not_start_is_reported(
-    lookup: Lookup, plan: LaunchPlan, fake_engine: FakeEngine
-) -> None:
+def test_each_failed_level_is_reported(lookup: Lookup, plan: LaunchPlan, fake_engine: FakeEngine) -> None:
     fake_engine("dies")
     prepared = prepare(lookup, plan)
     assert prepared.mode is None

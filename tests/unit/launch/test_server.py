@@ -89,9 +89,7 @@ def test_server_ends_with_the_process_that_started_it(start: Start, end: str) ->
         wait_until(lambda: has_ended(server), 30.0)
 
 
-def test_server_stops_when_its_caller_was_interrupted_during_the_start(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_server_stops_when_its_caller_was_interrupted(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupted, started, real = threading.Event(), list[Server](), ladder.start
 
     def slow(request: ServeRequest, plan: LaunchPlan) -> Server:
@@ -144,9 +142,7 @@ def acknowledged(behaviour: str, log: Path, timeout: float | None = 20) -> serve
     return server_process.await_readiness(process, reader, time.monotonic(), timeout)
 
 
-def test_acknowledged_names_the_cause_that_the_engine_reported(
-    fake_engine: FakeEngine, tmp_path: Path
-) -> None:
+def test_acknowledged_names_cause_that_the_engine_reported(fake_engine: FakeEngine, tmp_path: Path) -> None:
     fake_engine("dies-of")
     with pytest.raises(
         CommandFailedError, match="before it was ready: ValueError: no space for the KV cache"

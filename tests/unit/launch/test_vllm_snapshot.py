@@ -205,9 +205,7 @@ def test_a_failed_creation_leaves_no_snapshot(hub: Lookup, monkeypatch: pytest.M
         vllm_snapshot.create(local, hub.bundle)
 
 
-def test_preloaded_weights_are_those_with_the_digest_of_the_model(
-    hub: Lookup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_preloaded_weights_have_the_digest_of_the_model(hub: Lookup, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fine-tune has other weights than its base, and so another directory, though all headers are equal."""
     assert hub.model.path is not None
     monkeypatch.setattr(fetch.resolution, "ensure_weights", lambda model, offline: model)

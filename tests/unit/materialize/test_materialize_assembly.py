@@ -92,9 +92,7 @@ def test_graphs_that_fail_in_the_proof_start_are_left_out_and_the_rest_is_proved
     assert "FULL:num_tokens=8: no memory" in stages["not_made"]["graphs"] and stages["ready_s"] == 1.0
 
 
-def test_compiled_code_at_fault_is_left_out_and_good_graphs_remain(
-    materialization: Assembly, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_at_fault_is_omitted_alone(materialization: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
     for section in ("graphs", "compile"):
         (materialization.out / section).mkdir()
 
@@ -182,9 +180,7 @@ def test_bundle_contains_the_reason_of_a_missing_section(
     }
 
 
-def test_a_proof_start_that_fails_without_graphs_publishes_nothing(
-    materialization: Assembly, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_proof_publishes_nothing(materialization: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
     def start() -> dict[str, Any]:
         raise CommandFailedError("another token")
 
@@ -283,9 +279,7 @@ def lookup(model: ResolvedModel, home: Path, monkeypatch: pytest.MonkeyPatch) ->
     return Lookup(model, Arguments(), Cache(home / "cache"), key(seed=1))
 
 
-def test_the_first_start_does_not_hash_the_weights_that_materialize_has_hashed(
-    lookup: Lookup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_first_start_uses_hashes_of_materialize(lookup: Lookup, monkeypatch: pytest.MonkeyPatch) -> None:
     made = MaterializationPlan(lookup, Options()).run()
     monkeypatch.setattr(weights, "plan", lambda *_: pytest.fail("hashed again"))
     assert lookup.model.path is not None

@@ -154,9 +154,7 @@ def _check_against_library(path: Path, framework: str, to_bytes: Callable[[Any],
 
 @pytest.mark.slow
 @pytest.mark.parametrize("metadata", [None, {"format": "pt", "__metadata__": '{"a": 1}'}])
-def test_entries_are_those_of_safe_open_when_torch_tensors_are_saved(
-    tmp_path: Path, metadata: dict[str, str] | None
-) -> None:
+def test_entries_are_those_of_safe_open(tmp_path: Path, metadata: dict[str, str] | None) -> None:
     torch = pytest.importorskip("torch")
     from safetensors.torch import save_file
 

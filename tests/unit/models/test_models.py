@@ -81,9 +81,7 @@ def test_adopt_arguments_takes_none_with_a_hidden_secret(model: str) -> None:
 
 
 @pytest.mark.usefixtures("engine")
-def test_adopt_arguments_takes_none_of_another_model_or_machine(
-    model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_adopt_arguments_takes_none_of_others(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     publish_recorded(model, SHORT)
     (Path(model) / "config.json").write_text(json.dumps({"architectures": ["Qwen2ForCausalLM"]}))
     assert adopt(model).lender is None

@@ -46,9 +46,7 @@ def pair() -> Iterator[Pair]:
         (b"GET / HTTP/1.1\r\n\r\n", "not JSON"),
     ],
 )
-def test_a_malformed_request_is_refused_and_its_descriptors_are_closed(
-    pair: Pair, sent: bytes, reason: str
-) -> None:
+def test_malformed_request_is_refused_with_descriptors_closed(pair: Pair, sent: bytes, reason: str) -> None:
     client, server = pair
     kept, given = socket.socketpair()
     with kept, given:
@@ -153,9 +151,7 @@ def test_only_this_user_reaches_the_socket(home: Path) -> None:
             accepted.close()
 
 
-def test_another_users_server_and_another_users_client_are_refused(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_server_and_client_of_another_user_are_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Listener(home / "socket") as listener, peers.connect(home / "socket") as client:
         monkeypatch.setattr(peers, "read_peer_uid", lambda _: os.getuid() + 1)
         with pytest.raises(PeerError, match="another user"):

@@ -120,9 +120,7 @@ def test_a_place_that_cannot_be_used_is_replaced(
     assert not Path("relative").exists()
 
 
-def test_without_a_private_place_every_reason_is_reported(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_private_place_every_reason_is_reported(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _use(monkeypatch, "XDG_RUNTIME_DIR", place)
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(UsageError, match="/dev/shm is not writable") as caught:

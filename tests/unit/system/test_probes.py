@@ -187,9 +187,7 @@ def test_install_takes_the_cpu_build_when_pip_has_it(wheels: Path, python: str) 
 
 
 @pytest.mark.slow
-def test_install_takes_the_cuda_build_and_reports_it_when_no_cpu_build_is_in_reach(
-    wheels: Path, python: str
-) -> None:
+def test_install_reports_a_cuda_build_taken_for_want_of_a_cpu_build(wheels: Path, python: str) -> None:
     write_torch(wheels, "2.13.0")
     reports: list[str] = []
     installation.install_extra("cpu", PythonEnvironment(python), reports.append)

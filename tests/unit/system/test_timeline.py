@@ -42,9 +42,7 @@ def test_several_processes_merge(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert spans[-1].args == {"k": 1}
 
 
-def test_a_server_outlives_its_recorder_and_a_full_file(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_server_outlives_its_recorder_and_full_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(timeline.EVENTS_VARIABLE, str(tmp_path / "gone" / "events"))
     timeline.emit_span("a", 0.0, 1.0, "t")
     assert list(tmp_path.iterdir()) == []

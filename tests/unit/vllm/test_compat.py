@@ -125,9 +125,7 @@ def test_our_overrides_take_what_vllms_methods_take() -> None:
     assert [problem for ours, theirs in pairs for problem in _misfits(ours, theirs)] == []
 
 
-def test_modules_are_worked_on_when_they_are_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_modules_are_worked_on_when_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Work of other tests on modules that are not imported here stays pending.
     before, seen = list(sys.meta_path), list[int]()
     (tmp_path / "late_module.py").write_text("value = 1\n")
@@ -202,9 +200,7 @@ def test_gateway_forwards_no_route_of_development_mode(
 
 
 @pytest.mark.vllm
-def test_incompatible_vllm_is_not_changed(
-    arguments: tuple[Namespace, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_vllm_is_not_changed(arguments: tuple[Namespace, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.entrypoints.launchers.api_server import entry
 
     monkeypatch.setattr(compat, "check", lambda feature, load=None: f"no {feature}")

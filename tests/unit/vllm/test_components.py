@@ -180,9 +180,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Callable[[LaunchPlan], Any]:
 
 
 @pytest.mark.vllm
-def test_compiled_code_that_cannot_be_restored_is_compiled(
-    lacking: set[str], worker: Any, tmp_path: Path
-) -> None:
+def test_unrestorable_code_is_compiled(lacking: set[str], worker: Any, tmp_path: Path) -> None:
     lacking.add("compile")
     made = worker(LaunchPlan([], compile_dir=str(tmp_path)))
     made.load_model()

@@ -222,9 +222,7 @@ def test_limits_of_preloaded_weights(words: list[str], on_cpu: bool, reason: str
 
 
 @pytest.mark.vllm
-def test_machine_without_a_tool_is_named_as_vllm_refuses_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_tool_is_named_as_vllm_refuses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.snapshot.runtime import LocalSnapshotTools
 
     plugins, directory = tmp_path / "plugins", tmp_path / "snapshot"

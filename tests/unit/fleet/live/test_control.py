@@ -42,7 +42,7 @@ class Silent:
         return ("127.0.0.1", 29500)
 
 
-async def test_the_live_control_orders_what_the_simulation_ordered(tmp_path: Path) -> None:
+async def test_the_live_control_orders_what_the_simulation_ordered() -> None:
     """A live control that receives the events of a simulated run makes the same decisions and orders them."""
     settings = FleetSettings(consolidate=False)
     servers = [ServerSpec(f"s{n}", 60, 4.0, 20.0) for n in range(3)]
@@ -247,9 +247,7 @@ async def test_hop_is_the_time_in_which_a_connection_opens(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("words", [(), ("--api-key", "own")])
-async def test_each_server_has_a_key_that_only_its_report_tells(
-    tmp_path: Path, words: tuple[str, ...]
-) -> None:
+async def test_each_server_has_key_that_only_its_report_tells(tmp_path: Path, words: tuple[str, ...]) -> None:
     servers = FakeServers(tmp_path)
     node = NodeServers("127.0.0.1", servers)
     keys = set()

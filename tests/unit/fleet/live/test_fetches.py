@@ -160,9 +160,7 @@ def test_rank_bytes_are_those_of_its_tensors() -> None:
     assert deployments.read_rank_sizes(lookup({"files": []}, config)) == {}
 
 
-async def test_next_prediction_contains_the_time_after_the_weights(
-    tmp_path: Path, prefetcher: Prefetcher
-) -> None:
+async def test_next_prediction_contains_time_after_weights(tmp_path: Path, prefetcher: Prefetcher) -> None:
     async with fleet(tmp_path, count=1, memory=100) as stage:
         control = stage.control
         stage.rig.nodes["s0"].servers.hold = True

@@ -138,7 +138,7 @@ def stages(ready_s: float, **spans: float) -> Any:
     return {"ready_s": ready_s, "memory_bytes": 1 << 30, "spans": named}
 
 
-def test_pipeline_has_the_cost_of_its_bundle_or_the_reason_why_it_has_none(
+def test_pipeline_has_cost_of_its_bundle_or_reason_why_it_has_none(
     build: Callable[..., FleetModel],
 ) -> None:
     """One worker: 12 s, of which 1 s loads weights and 3 s follow them. Two ranks compile, 30 s by both together."""

@@ -100,9 +100,7 @@ def test_joined_node_restarts_until_a_signal(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_joined_node_fails_with_the_reason_when_it_never_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_joined_node_that_never_starts_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log, runs, run = join(
         tmp_path, "import time\nif number > 1: time.sleep(0.5)\nraise RuntimeError('no such cluster')"
     )
@@ -179,9 +177,7 @@ def test_a_server_is_known_by_its_labels() -> None:
 
 
 @pytest.mark.parametrize("deep", ["", "a" * 40])
-def test_own_directory_is_short_enough_for_sockets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deep: str
-) -> None:
+def test_directory_is_short_for_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deep: str) -> None:
     wanted = tmp_path / deep if deep else Path("/tmp")
     wanted.mkdir(exist_ok=True)
     monkeypatch.setattr(tempfile, "tempdir", str(wanted))

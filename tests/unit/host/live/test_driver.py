@@ -106,9 +106,7 @@ async def test_drain_refuses_waiting_and_new_requests_and_ends_streams(tmp_path:
         assert not stage.servers.last("a").socket.exists()
 
 
-async def test_observed_memory_of_a_model_is_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_observed_memory_of_model_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifecycle, "MEASURE_FIRST_S", 0.01)
     monkeypatch.setattr(lifecycle, "MEASURE_EVERY_S", 0.01)
     sizes = [12]

@@ -130,7 +130,7 @@ async def _one(stage: Stage, number: int, chance: random.Random) -> str:
 
 
 @pytest.mark.slow
-async def test_hundreds_of_streams_with_random_disconnects_do_not_mix_and_leave_nothing(
+async def test_streams_with_random_disconnects_do_not_mix_and_leave_nothing(
     tmp_path: Path,
 ) -> None:
     chance = random.Random(11)

@@ -82,9 +82,7 @@ def test_without_a_bundle_the_weights_and_the_kv_cache_are_counted(tmp_path: Pat
     assert (found.memory, found.source) == (150 + profiles.ASSUMED_RUNTIME, "assumed")
 
 
-def test_model_without_a_bundle_is_refused_by_default(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_model_without_bundle_is_refused_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"x")
     found = SimpleNamespace(**vars(_found(None, tmp_path)) | {"bundle": None})
     monkeypatch.setattr(profiles.inspection, "look_up", lambda *_, **__: found)
@@ -148,9 +146,7 @@ def test_a_server_sees_its_devices_only(
     assert build_device_environment(_file([]).catalogue.launches["a"]) == {}
 
 
-async def test_a_host_starts_each_server_on_its_devices(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_host_starts_servers_on_their_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(nvml.VISIBLE, raising=False)
     models = {"a": {**TWO["a"], "devices": [1]}, "b": {**TWO["b"], "devices": [0, 1]}}
     async with staged(tmp_path, models, memory=40, device_memory=15) as stage:

@@ -139,9 +139,7 @@ async def test_kill_ends_a_stopped_supervisor_and_its_server(tmp_path: Path) -> 
     await leased.end()
 
 
-async def test_end_names_the_kernel_when_memory_ran_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_end_names_kernel_when_memory_ran_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     leased = ForkedServer(tmp_path)
     monkeypatch.setattr(exits, "count_oom_kills", lambda: 10**9)
     assert await leased.end({"code": 137}) == (

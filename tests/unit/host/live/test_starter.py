@@ -118,9 +118,7 @@ def test_supervisors_that_ended_leave_no_zombie(starter: Starter) -> None:
     wait_until(lambda: not Path(f"/proc/{pid}").exists())
 
 
-def test_a_retired_template_is_hidden_and_ends_after_its_last_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_retired_template_is_hidden_and_ends_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shell with one child replaces a template with one server."""
     monkeypatch.setattr(starter_module, "RETIRES_S", 0.01)
     ours, theirs = socket.socketpair()

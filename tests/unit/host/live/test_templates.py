@@ -23,7 +23,7 @@ def _error(stage: Stage) -> str:
     return str(said["host"]["runtime_template_error"])
 
 
-async def test_the_first_start_waits_for_the_runtime_template_and_its_memory_is_booked(
+async def test_first_start_waits_for_the_runtime_template_and_its_memory_is_booked(
     tmp_path: Path,
 ) -> None:
     async with staged(tmp_path, runtime_template=True, template_bytes=4, hold=True, memory=20) as stage:
@@ -69,9 +69,7 @@ async def test_reload_stops_and_restarts_the_template(tmp_path: Path) -> None:
         assert _error(stage) == ""
 
 
-async def test_failed_template_delays_no_model_and_is_retried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_failed_template_is_retried_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates, "AGAIN_S", 0.05)
     async with staged(tmp_path, runtime_template=True, template_bytes=4, memory=20) as stage:
         stage.servers.templates_fail = True

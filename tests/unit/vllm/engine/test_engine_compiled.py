@@ -56,9 +56,7 @@ def test_every_compiled_part_is_saved_under_its_name(tmp_path: Path) -> None:
         (Function(pickle.PicklingError("Can't pickle f:\nmore")), "PicklingError: Can't pickle f:$"),
     ],
 )
-def test_a_part_that_cannot_be_saved_is_named_with_the_reason(
-    function: Any, reason: str, tmp_path: Path
-) -> None:
+def test_part_that_cannot_be_saved_is_named_with_reason(function: Any, reason: str, tmp_path: Path) -> None:
     with pytest.raises(compiled.NotSavedError, match=reason):
         compiled.save_forwards(Model(Function(), function), tmp_path)
 

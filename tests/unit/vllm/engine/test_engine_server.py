@@ -94,9 +94,7 @@ def test_an_engine_that_ends_just_before_it_is_killed_does_not_keep_the_server(
 
 
 @pytest.mark.parametrize("handled", [False, True])
-def test_a_shutdown_fails_the_requests_in_progress_and_logs_no_traceback(
-    handled: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_shutdown_fails_requests_without_a_traceback(handled: bool, caplog: pytest.LogCaptureFixture) -> None:
     """The engine ends before or after vLLM's task that reads its output is cancelled."""
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -154,7 +152,7 @@ def test_the_module_of_the_arguments_is_found_where_each_vllm_has_it(
             del sys.modules[name]
 
 
-def test_watch_log_reports_an_error_that_vllm_logs_with_its_exception(
+def test_watch_log_reports_error_that_vllm_logs_with_its_exception(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reader, writer = os.pipe()

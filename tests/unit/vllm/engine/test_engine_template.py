@@ -109,7 +109,7 @@ def test_invalid_plan_is_refused_with_the_reason(
         start(warm)
 
 
-def test_the_end_of_the_lease_ends_the_server_and_not_the_template(
+def test_end_of_the_lease_ends_the_server_and_not_the_template(
     warm: template_pool.RunningTemplate,
 ) -> None:
     with raw(warm, "serves") as (_, pid):
@@ -142,7 +142,7 @@ def test_malformed_request_is_answered_with_an_error(warm: template_pool.Running
     assert not has_ended(start(warm, "serves").process, 0)
 
 
-def test_a_request_without_what_a_server_needs_ends_the_server_alone(
+def test_request_without_what_server_needs_ends_the_server_alone(
     warm: template_pool.RunningTemplate,
 ) -> None:
     for request in (

@@ -67,9 +67,7 @@ def test_a_vllm_of_another_shape_is_left_alone(monkeypatch: pytest.MonkeyPatch) 
     assert not hasattr(renamed.CudaGraphManager, "capture")
 
 
-def test_a_hook_that_misses_a_name_is_reported_and_fails_no_import(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_hook_that_misses_a_name_is_reported_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     modules = {name: SimpleNamespace() for name in (*plugin.RUNNERS, plugin.compiled.DECORATORS_MODULE)}
     worker = SimpleNamespace(Worker=type("Worker", (), {}))
     for name, module in {**modules, plugin.WORKER: worker}.items():
@@ -102,9 +100,7 @@ def test_nothing_is_patched_without_a_request_or_support(
 @pytest.mark.parametrize(
     "plan", [None, LaunchPlan([], key="k"), LaunchPlan([], engine=EngineTask(restore=Path("/g")))]
 )
-def test_the_plan_says_whether_the_plug_in_is_wanted(
-    monkeypatch: pytest.MonkeyPatch, plan: LaunchPlan | None
-) -> None:
+def test_plan_says_whether_the_plug_in_runs(monkeypatch: pytest.MonkeyPatch, plan: LaunchPlan | None) -> None:
     monkeypatch.setenv(PLAN_ENV, plan.variables()[PLAN_ENV] if plan else "")
     found: list[EngineTask] = []
     monkeypatch.setattr(plugin, "register", found.append)

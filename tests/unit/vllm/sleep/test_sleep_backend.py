@@ -266,9 +266,7 @@ def test_weights_are_the_same_after_a_failure_of_any_call(tmp_path: Path, more: 
 
 
 @pytest.mark.parametrize("at", [1, 2, 4, 5, 6, 9, 12, 14])
-def test_process_killed_at_any_call_leaves_room_for_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
-) -> None:
+def test_process_killed_at_any_call_leaves_room_for_others(tmp_path: Path, at: int) -> None:
     arenas = ArenaPool(tmp_path, 2 * SIZE)
     if (pid := os.fork()) == 0:
         torch.set_num_threads(1)  # the threads of this process are not in its child

@@ -122,9 +122,7 @@ def test_other_weights_are_not_shared(socket: Path) -> None:
     )  # the norm is equal
 
 
-def test_a_worker_loads_its_own_weights_when_no_rank_shares_them(
-    socket: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_worker_loads_weights_that_no_rank_shares(socket: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from coldstart.vllm.engine import worker
     from coldstart.vllm.weights import sharing
 
@@ -140,9 +138,7 @@ def test_a_worker_loads_its_own_weights_when_no_rank_shares_them(
     assert loads == ["loaded"] and [one.stage for one in made.fallbacks] == ["sharing"]
 
 
-def test_an_adopted_worker_reports_that_it_shares_no_weights(
-    socket: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_adopted_worker_reports_unshared_weights(socket: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from coldstart.vllm.engine import executor, worker
 
     def adopt() -> Any:

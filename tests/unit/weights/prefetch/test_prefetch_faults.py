@@ -37,9 +37,7 @@ def test_a_server_that_dies_and_returns(weights: Weights, server: RangeServer, r
         assert attached.stats()["errors"]
 
 
-def test_a_wrong_byte_is_fetched_again_and_reported(
-    weights: Weights, server: RangeServer, runtime: Path
-) -> None:
+def test_wrong_byte_is_refetched_and_reported(weights: Weights, server: RangeServer, runtime: Path) -> None:
     _, offset, _ = weights.tensor("a.20")
     server.settings.flips = [(FILE, offset + 5, 1)]
     with client.attach(server.url, weights.plan, directory=runtime) as attached:
@@ -159,9 +157,7 @@ def test_a_hundred_starts_and_stops(weights: Weights, server: RangeServer, runti
     assert regions and not regions & _regions().keys()
 
 
-def test_one_of_two_concurrent_prefetchers_remains(
-    weights: Weights, server: RangeServer, runtime: Path
-) -> None:
+def test_one_of_two_prefetchers_remains(weights: Weights, server: RangeServer, runtime: Path) -> None:
     starts: list[Channel] = []
 
     def start() -> None:

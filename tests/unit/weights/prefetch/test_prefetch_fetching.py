@@ -238,9 +238,7 @@ def test_tls_with_a_trusted_certificate_and_no_other(tmp_path: Path, monkeypatch
             _read(http_source.HttpSource(url, {}))
 
 
-def test_an_s3_compatible_store(
-    weights: Weights, runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_s3_store(weights: Weights, runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("obstore", exc_type=ImportError)
     shutil.copytree(weights.directory, tmp_path / "b" / "some" / "prefix")
     with run_server(tmp_path) as server:
