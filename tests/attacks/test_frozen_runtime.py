@@ -139,9 +139,7 @@ def test_thaw_does_not_start_criu_when_another_user_could_have_written_the_image
         _thawed(cache)
 
 
-def test_thaw_refuses_image_when_created_on_another_machine(
-    cache: Cache, monkeypatch: pytest.MonkeyPatch, home: Path
-) -> None:
+def test_thaw_refuses_image_of_another(cache: Cache, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     process_snapshot.freeze_runtime(cache, 60)
     monkeypatch.setenv("XDG_STATE_HOME", str(home / "another"))
     with pytest.raises(LaunchRefusedError, match="was not created on this machine"):

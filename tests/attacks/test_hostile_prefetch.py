@@ -220,9 +220,7 @@ def test_unwanted_ranges_are_refused(server: RangeServer, plan: dict[str, Any], 
 
 
 @pytest.mark.usefixtures("bystander")
-def test_client_cannot_change_memory_of_other_clients(
-    server: RangeServer, plan: dict[str, Any], runtime: Path
-) -> None:
+def test_memory_of_others_is_read_only(server: RangeServer, plan: dict[str, Any], runtime: Path) -> None:
     connection = json_lines.Channel(_raw(runtime))
     body = json_lines.create_sealed_memfd(
         b'["t0"]', json.dumps(plan, sort_keys=True, separators=(",", ":")).encode()

@@ -106,9 +106,7 @@ def test_only_unsigned_bundle_needs_untrusted_option(run: Run, home: Path, model
 
 
 @pytest.mark.parametrize("local", [True, False], ids=["same key", "nearest"])
-def test_weights_of_untrusted_bundle_are_reported_unverified(
-    local: bool, store: Store, model: str, wanted: Key
-) -> None:
+def test_untrusted_weights_are_named_unverified(local: bool, store: Store, model: str, wanted: Key) -> None:
     """Weights that match a list of digests from an untrusted bundle are not verified."""
     plan = {"chunk": 16, "files": [{"name": "evil.safetensors", "size": 0, "chunks": [], "tensors": []}]}
     with store.open_draft(wanted) as draft:

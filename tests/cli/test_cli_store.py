@@ -139,9 +139,7 @@ def test_a_name_means_its_newest_trusted_version(run: Run, bundle: Bundle, home:
         ("localhost:5000/foo", "oci://localhost:5000/foo;"),
     ],
 )
-def test_push_and_pull_refuse_what_is_no_address(
-    run: Run, bundle: Bundle, home: Path, address: str, hint: str
-) -> None:
+def test_push_and_pull_need_an_address(run: Run, bundle: Bundle, home: Path, address: str, hint: str) -> None:
     for words in (("push", "org/tiny"), ("pull",)):
         before = {path.name for path in home.iterdir()}
         said = run(*words, address, code=2).stderr

@@ -72,9 +72,7 @@ def test_serve_describes_a_start_from_a_bundle(
     assert "mode    fresh\n" in run("serve", str(model), "--dry-run", *options).stdout
 
 
-def test_serve_reports_the_code_of_a_bundle_that_is_not_trusted(
-    before: list[Listing], model: Path, run: Run, home: Path
-) -> None:
+def test_serve_reports_untrusted_code(before: list[Listing], model: Path, run: Run, home: Path) -> None:
     shutil.rmtree(paths.state_dir() / "trust")
     before.append(_list(home))
     done = run("serve", str(model), "--dry-run", "--untrusted", "--format", "json")

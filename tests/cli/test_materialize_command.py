@@ -158,9 +158,7 @@ def test_a_model_with_arguments_is_looked_up_by_its_key(
 
 
 @pytest.mark.slow
-def test_validate_reports_a_bundle_that_serve_would_not_use(
-    bundle: Bundle, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_validate_names_what_serve_would_not_use(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
     tiny_models.place("tiny-llama", Cache.at(bundle.layout.root.parent).models)
     words = ("--model", "tiny-llama", "--level", "load", "--format", "junit", "--", "--max-model-len", "64")
     assert validate(bundle, *words) == 1

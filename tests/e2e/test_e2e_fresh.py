@@ -74,9 +74,7 @@ compat.check = lambda feature, load=None: "It is missing, simulated." if feature
 
 
 @pytest.mark.nightly
-def test_serve_runs_stock_vllm_without_the_integration_point(
-    machine: Machine, bundle: Any, reference: Tokens, tmp_path: Path
-) -> None:
+def test_serve_runs_only_stock_vllm(machine: Machine, bundle: Any, reference: Tokens, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(LACKING)
     elsewhere = replace(machine, extra={"PYTHONPATH": str(tmp_path)})
     with elsewhere.serving("tiny-llama", "--mode", "fresh") as served:

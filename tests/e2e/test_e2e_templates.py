@@ -8,9 +8,7 @@ from tools.machine import VLLM, Machine, Tokens
 pytestmark = pytest.mark.vllm
 
 
-def test_two_servers_of_one_engine_template(
-    machine: Machine, engine_template: None, reference: Tokens
-) -> None:
+def test_two_servers_of_the_template(machine: Machine, engine_template: None, reference: Tokens) -> None:
     # auto takes the template, too.
     with (
         machine.serving("tiny-llama", "--mode", "template-engine") as one,

@@ -50,9 +50,7 @@ def _scale(name: str, *, pinned: bool = False) -> Callable[[SimModel, int], None
         (_scale("ncclDevKernel_AllReduce"), "collective"),
     ],
 )  # fmt: skip
-def test_graph_that_cannot_be_moved_is_refused_with_the_reason(
-    spoil: Callable[[SimModel, int], Any], reason: str
-) -> None:
+def test_immovable_graph_is_refused_with_reason(spoil: Callable[[SimModel, int], Any], reason: str) -> None:
     class Spoilt(SimModel):
         def build(self, size: int) -> int:
             spoil(self, graph := super().build(size))

@@ -151,9 +151,7 @@ def _publish(lookup: Lookup, options: Options, phase: object) -> Bundle:
         return draft.publish(provenance(), signer=sign.load_host_key(paths.state_dir()))
 
 
-def test_serve_starts_a_server_without_a_bundle_when_on_miss_is_warn(
-    model: str, fake_engine: Callable[[str], None]
-) -> None:
+def test_serve_starts_without_a_bundle_after_warning(model: str, fake_engine: Callable[[str], None]) -> None:
     fake_engine("serves")
     with api.serve(model, ["--max-model-len", "512"], port=0, on_miss="warn", ready_timeout_s=60) as one:
         assert one.is_running() and one.mode == "fresh"

@@ -66,9 +66,7 @@ def prepared(bundle: Bundle, place: Path) -> Any:
     )
 
 
-def test_from_the_store_to_an_engine_with_other_addresses(
-    place: Path, rounds_bundle: Path, here: dict[str, Any]
-) -> None:
+def test_store_to_engine_with_other_addresses(place: Path, rounds_bundle: Path, here: dict[str, Any]) -> None:
     bundle = publish(place, rounds_bundle)
     plan = prepared(bundle, place)
     assert not [f for f in plan.fallbacks if f.stage == "graphs"]

@@ -40,9 +40,7 @@ def test_rehearsal_marks_rows_and_stores_nothing(results: Path, capsys: pytest.C
     assert [path for path in results.rglob("*") if path.is_file()] == []
 
 
-def test_measurement_on_a_gpu_stores_its_command_with_the_shapes(
-    results: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpu_measurement_stores_command_and_shapes(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "read_free_bytes", lambda: 1 << 36)
     papers.run("medusa", ONE, ["3", "--shapes", "1B"])
     stored = common.load("papers/medusa-3")

@@ -217,9 +217,7 @@ ALPACA = """[{"instruction": "1234", "input": "", "output": "12345678"},
 
 
 @pytest.mark.parametrize(("name", "text"), [("ShareGPT", SHAREGPT), ("Alpaca", ALPACA)])
-def test_data_set_of_texts_gives_token_counts_and_names_rows_without_an_answer(
-    name: str, text: str, tmp_path: Path
-) -> None:
+def test_texts_give_token_counts_and_rows_without_answer_named(name: str, text: str, tmp_path: Path) -> None:
     report = TraceReport()
     (row,) = read_trace(write(tmp_path, text), report=report)
     assert report.trace_format == name

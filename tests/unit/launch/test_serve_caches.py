@@ -157,9 +157,7 @@ def test_vllms_own_look_up_finds_the_artifact_under_its_own_hash(
 
 @pytest.mark.slow
 @needs_vllm
-def test_vllm_finds_the_choices_of_the_autotuner_in_a_moved_bundle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vllm_finds_the_autotuner_in_a_moved_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.config import VllmConfig
     from vllm.model_executor.warmup import flashinfer_autotune_cache as vllms
 

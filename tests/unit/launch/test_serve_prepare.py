@@ -95,9 +95,7 @@ def test_a_damaged_section_is_a_reason(publish: Publish, model: ResolvedModel, s
         ("modelinfo", {"canary": {"tokens": [1]}, "vllm_modelinfos": {"a.json": 3}}),
     ],
 )
-def test_malformed_section_becomes_a_reason(
-    publish: Publish, model: ResolvedModel, section: str, value: object
-) -> None:
+def test_bad_section_is_a_reason(publish: Publish, model: ResolvedModel, section: str, value: object) -> None:
     sound: dict[str, object] = {"kv": KV, "modelinfo": {}}
     plan = prepare_plan(publish(**sound | {section: value}), model)
     assert plan.canary is None and plan.compile_dir is not None

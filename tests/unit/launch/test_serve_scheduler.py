@@ -136,9 +136,7 @@ def test_vllm_scheduler_runs_when_ours_is_missing(lacking: set[str], monkeypatch
     assert "cannot load the scheduler: ModuleNotFoundError" in plan.fallbacks[0].reason
 
 
-def test_evicted_requests_are_recomputed_without_host_copies(
-    lacking: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_evicted_ones_are_recomputed_without_host(lacking: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settle, "_find_incompatibility", lambda config: None)
     plan, args = LaunchPlan([]), ours()
     assert not settle.settle(args, None, plan) and args.kv_transfer_config is not None

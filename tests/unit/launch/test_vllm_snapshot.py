@@ -166,9 +166,7 @@ def test_a_failed_restore_is_a_fallback_with_vllms_reason(
     assert "--snapshot" in str(server.fallbacks[0].hint)
 
 
-def test_a_snapshot_of_other_arguments_is_not_restored(
-    snapshot: list[int], start: Callable[..., Server], hub: Lookup
-) -> None:
+def test_other_arguments_are_refused(snapshot: list[int], start: Callable[..., Server], hub: Lookup) -> None:
     server = start("snapshot", replace(hub, vllm_args=Arguments(("--seed", "1"))))
     assert server.mode == "fresh" and "its engine_argv is" in server.fallbacks[0].reason
     assert not any(map(has_ended, snapshot)), "nothing was released"

@@ -164,9 +164,7 @@ def test_the_proof_start_records_its_peak_on_the_devices(
     assert stages["device_bytes"] == (None if on_cpu else 10 * GIB) and stages["memory_bytes"] > 0
 
 
-def test_bundle_contains_the_reason_of_a_missing_section(
-    materialization: Assembly, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bundle_says_why_it_lacks_one(materialization: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
     def engine(module: str, plan: LaunchPlan, *arguments: str) -> None:
         (materialization.out / "not_made.json").write_text('{"compile": "PicklingError"}')
 
@@ -209,9 +207,7 @@ def test_temporary_files_of_the_engine_are_removed(
     assert home in left.parents and not left.exists() and not list(home.rglob("vllm_dist_*"))
 
 
-def test_snapshot_directory_stays_during_another_materialization(
-    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_snapshot_directory_stays_in_use(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = Cache.at(tmp_path / "cache")
     store = Store(cache.bundles)
     bundle = bundles.publish(store, tmp_path / "scratch")

@@ -178,9 +178,7 @@ def test_driver_that_does_not_answer_is_given_up_and_undone(
     assert device.calls() == [("lock", first), ("unlock", first)] and device.states() == [RUNNING] * 2
 
 
-def test_rank_that_was_left_locked_is_parked_with_the_others(
-    device: Device, park: Callable[[Sequence[int]], Parking]
-) -> None:
+def test_locked_rank_is_parked_with_others(device: Device, park: Callable[[Sequence[int]], Parking]) -> None:
     engine = park(device.pids)
     (device.place / str(device.pids[0])).write_text(str(LOCKED))
     assert engine.park() is None and engine.unpark() is None and device.states() == [RUNNING] * 2

@@ -189,9 +189,7 @@ def test_unrestorable_code_is_compiled(lacking: set[str], worker: Any, tmp_path:
 
 
 @pytest.mark.vllm
-def test_each_rank_saves_and_restores_its_own_code(
-    worker: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rank_saves_and_restores_code(worker: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from coldstart.vllm.engine.worker import compiled
 
     places = list[tuple[object, Path]]()

@@ -107,9 +107,7 @@ async def test_start_with_local_weights_shows_the_time_of_the_runtime(tmp_path: 
         assert FleetState(tmp_path / "state.json").models["a"].spec.costs.library_s == after
 
 
-async def test_observed_rate_is_used_when_the_disk_is_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_observed_rate_of_a_full_disk_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

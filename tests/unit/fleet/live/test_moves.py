@@ -171,9 +171,7 @@ async def test_worker_whose_engine_ended_before_the_switch_gets_no_request(tmp_p
 
 
 @pytest.mark.parametrize("fault", [{"warming": 500}, {"break_after": 0}])
-async def test_stream_continues_in_the_pipeline_when_the_worker_refuses_it(
-    tmp_path: Path, fault: dict[str, int]
-) -> None:
+async def test_stream_refused_by_the_worker_continues_here(tmp_path: Path, fault: dict[str, int]) -> None:
     """The move is refused during its preparation, or fails after the pipeline has stopped the stream."""
     async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
         ranks, beside = await _pipeline(stage)

@@ -99,9 +99,7 @@ async def test_request_that_two_servers_abort_is_a_502(tmp_path: Path) -> None:
         (b"[" * 100_000, 400, "BadRequestError"),
     ],
 )
-async def test_unroutable_request_gets_an_error_in_openai_format(
-    tmp_path: Path, body: bytes, status: int, kind: str
-) -> None:
+async def test_unroutable_request_gets_an_error(tmp_path: Path, body: bytes, status: int, kind: str) -> None:
     async with (
         staged(tmp_path) as stage,
         stage.client.post(stage.url + "/v1/completions", data=body, headers=JSON) as answer,

@@ -112,9 +112,7 @@ async def test_starter_process_that_begins_no_order_is_replaced(
     assert first.wait() == -signal.SIGKILL
 
 
-async def test_close_removes_directories_of_killed_servers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_close_removes_what_the_killed_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scratch, "_choose_base", lambda: tmp_path)
     directory = tmp_path / "server-killed"
     directory.mkdir()

@@ -158,7 +158,7 @@ def test_request_without_what_server_needs_ends_the_server_alone(
     assert not has_ended(start(warm, "serves").process, 0)
 
 
-def test_template_without_descriptors_reports_an_error_without_spinning(
+def test_template_without_descriptors_reports_it_and_rests(
     warm: template_pool.RunningTemplate,
 ) -> None:
     assert warm.pid is not None

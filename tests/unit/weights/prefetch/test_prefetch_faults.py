@@ -61,9 +61,7 @@ def test_a_byte_that_stays_wrong_is_never_served(
         check_tensors(attached, weights, ["a.40", "b.3"] if names is None else [])
 
 
-def test_a_killed_prefetcher_is_noticed_at_once_and_replaced(
-    weights: Weights, server: RangeServer, runtime: Path
-) -> None:
+def test_killed_prefetcher_is_replaced_at_once(weights: Weights, server: RangeServer, runtime: Path) -> None:
     server.settings.rate = 2e6
     with client.attach(server.url, weights.plan, directory=runtime) as attached:
         attached.wait(FILE, 0, CHUNK)

@@ -43,9 +43,7 @@ def test_a_local_directory_is_mapped_itself(weights: Weights, runtime: Path) -> 
         assert one["memory_bytes"] == 0
 
 
-def test_a_rank_fetches_its_own_tensors_bytes_and_no_others(
-    weights: Weights, server: RangeServer, runtime: Path
-) -> None:
+def test_rank_fetches_its_tensors_alone(weights: Weights, server: RangeServer, runtime: Path) -> None:
     names = [name for name in weights.names("a.") if int(name[2:]) >= 30] + ["b.2", "b.7"]
     own = sum(weights.tensor(name)[2] for name in names)
     with client.attach(server.url, weights.plan, names=names, directory=runtime) as attached:
@@ -76,9 +74,7 @@ def test_the_foreground_of_one_comes_before_the_background_of_another(
     assert files[begun:last].count("model-00001.safetensors") <= 4
 
 
-def test_early_fetch_continues_until_a_client_attaches(
-    weights: Weights, server: RangeServer, runtime: Path
-) -> None:
+def test_early_fetch_lasts_until_one_attaches(weights: Weights, server: RangeServer, runtime: Path) -> None:
     with (
         client.start_early(server.url, weights.plan, directory=runtime),
         client.attach(server.url, weights.plan, directory=runtime) as attached,
