@@ -226,9 +226,7 @@ async def test_connections_above_the_limit_get_503(tmp_path: Path) -> None:
         await wait_until(lambda: not stage.server.server_state.connections)
 
 
-def test_descriptors_bound_connections_and_the_soft_limit_is_raised(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_descriptors_bound_connections_and_the_soft_limit_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = {"soft": (64, 1024)}
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits["soft"])
     monkeypatch.setattr(resource, "setrlimit", lambda _, pair: limits.update(soft=pair))

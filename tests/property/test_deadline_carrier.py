@@ -43,9 +43,7 @@ def config(**settings: Any) -> SimpleNamespace:
     )
 
 
-def test_vllms_queue_orders_by_priority_and_then_by_deadline(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_vllms_queue_orders_by_priority_and_then_by_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, tuple[int, Any]] = {}
 
     async def add(self: Any, name: str, *_: Any, priority: int, lora_request: Any = None) -> None:

@@ -172,9 +172,7 @@ def test_parts_of_a_release_refer_to_each_other(rendered: tuple[dict[str, Any], 
         assert endpoint["authorization"]["credentials"] == {"name": "key", "key": "api-key"}
 
 
-def test_pod_runs_real_commands_with_what_a_server_needs(
-    rendered: tuple[dict[str, Any], Documents],
-) -> None:
+def test_pod_runs_real_commands_with_what_a_server_needs(rendered: tuple[dict[str, Any], Documents]) -> None:
     values, documents = rendered
     pod, server = documents["Deployment"]["spec"]["template"]["spec"], find_server(documents)
     for container in [*pod.get("initContainers", []), server]:

@@ -186,9 +186,7 @@ def of_2019(*rows: str) -> str:
     )
 
 
-def test_invocation_counts_of_azure_functions_2019_become_requests(
-    tmp_path: Path,
-) -> None:
+def test_invocation_counts_of_azure_functions_2019_become_requests(tmp_path: Path) -> None:
     text = of_2019("o,a,f,http,0,3,0,2", "o,a,g,timer,0,1,1,1", "o,a,h,queue,0,-1", "o,a,i,queue,x")
     path, report = write(tmp_path, text), TraceReport()
     rows = read_trace(path, report=report)

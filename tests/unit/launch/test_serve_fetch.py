@@ -213,9 +213,7 @@ def _planned(found: Lookup) -> LaunchPlan:
 
 
 @pytest.mark.usefixtures("home")
-def test_source_without_any_plan_of_the_weights_is_named_and_the_directory_read(
-    model: ResolvedModel,
-) -> None:
+def test_source_without_any_plan_of_the_weights_is_named_and_the_directory_read(model: ResolvedModel) -> None:
     made = _planned(_missed(model, None))
     assert made.weights_from is None and made.vllm_args[:2] == ("--model", str(model.path))
     assert [step.stage for step in made.fallbacks] == ["bundle", "weights"]

@@ -138,9 +138,7 @@ def stages(ready_s: float, **spans: float) -> Any:
     return {"ready_s": ready_s, "memory_bytes": 1 << 30, "spans": named}
 
 
-def test_pipeline_has_cost_of_its_bundle_or_reason_why_it_has_none(
-    build: Callable[..., FleetModel],
-) -> None:
+def test_pipeline_has_cost_of_its_bundle_or_reason_why_it_has_none(build: Callable[..., FleetModel]) -> None:
     """One worker: 12 s, of which 1 s loads weights and 3 s follow them. Two ranks compile, 30 s by both together."""
     one = bundle(iterations=ITERATIONS, stages=stages(12.0, load_the_model=1.0, compile_or_warm_up=3.0))
     two = bundle(stages=stages(24.0, load_the_model=1.0, compile_or_warm_up=30.0))

@@ -128,9 +128,7 @@ async def _one(stage: Stage, number: int, chance: random.Random) -> str:
 
 
 @pytest.mark.slow
-async def test_streams_with_random_disconnects_do_not_mix_and_leave_nothing(
-    tmp_path: Path,
-) -> None:
+async def test_streams_with_random_disconnects_do_not_mix_and_leave_nothing(tmp_path: Path) -> None:
     chance = random.Random(11)
     async with staged(tmp_path, memory=20, max_held=1000) as stage:
         ended = await asyncio.gather(*(_one(stage, number, chance) for number in range(400)))

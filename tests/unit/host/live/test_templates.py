@@ -23,9 +23,7 @@ def _error(stage: Stage) -> str:
     return str(said["host"]["runtime_template_error"])
 
 
-async def test_first_start_waits_for_the_runtime_template_and_its_memory_is_booked(
-    tmp_path: Path,
-) -> None:
+async def test_first_start_waits_for_the_runtime_template_and_its_memory_is_booked(tmp_path: Path) -> None:
     async with staged(tmp_path, runtime_template=True, template_bytes=4, hold=True, memory=20) as stage:
         (template,) = stage.servers.templates
         assert (template.level, _kept(stage)) == ("runtime", 4)

@@ -152,9 +152,7 @@ def test_the_module_of_the_arguments_is_found_where_each_vllm_has_it(
             del sys.modules[name]
 
 
-def test_watch_log_reports_error_that_vllm_logs_with_its_exception(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_watch_log_reports_error_that_vllm_logs_with_its_exception(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     logger = logging.getLogger("vllm")
     before = list(logger.handlers)

@@ -109,9 +109,7 @@ def test_invalid_plan_is_refused_with_the_reason(
         start(warm)
 
 
-def test_end_of_the_lease_ends_the_server_and_not_the_template(
-    warm: template_pool.RunningTemplate,
-) -> None:
+def test_end_of_the_lease_ends_the_server_and_not_the_template(warm: template_pool.RunningTemplate) -> None:
     with raw(warm, "serves") as (_, pid):
         assert not exit_check(pid)()
     wait_until(exit_check(pid))
@@ -142,9 +140,7 @@ def test_malformed_request_is_answered_with_an_error(warm: template_pool.Running
     assert not has_ended(start(warm, "serves").process, 0)
 
 
-def test_request_without_what_server_needs_ends_the_server_alone(
-    warm: template_pool.RunningTemplate,
-) -> None:
+def test_request_without_what_server_needs_ends_the_server_alone(warm: template_pool.RunningTemplate) -> None:
     for request in (
         {},
         {"cwd": "/nowhere", "env": {}, "plan": {}, "now": 0},
@@ -158,9 +154,7 @@ def test_request_without_what_server_needs_ends_the_server_alone(
     assert not has_ended(start(warm, "serves").process, 0)
 
 
-def test_template_without_descriptors_reports_it_and_rests(
-    warm: template_pool.RunningTemplate,
-) -> None:
+def test_template_without_descriptors_reports_it_and_rests(warm: template_pool.RunningTemplate) -> None:
     assert warm.pid is not None
     with Channel(peers.connect(warm.socket)) as client:  # the template is ready
         client.socket.shutdown(socket.SHUT_WR)
