@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.papers.fastserve import figure7
-from benchmarks.papers.workloads import check
 from coldstart.scheduling.job import Job
 from coldstart.scheduling.mlfq import OrderAlternation, SkipJoinMlfq
 from coldstart.scheduling.profile import IterationProfile
@@ -267,9 +266,3 @@ def test_figure_7_has_the_papers_averages() -> None:
     rows, _ = figure7()
     assert len(rows) == 4
     assert all(float(ours) == pytest.approx(float(paper), abs=0.04) for _, paper, ours in rows)
-
-
-@pytest.mark.parametrize("form", ["paper", "tempered"])
-@pytest.mark.parametrize("seeds", [range(100), pytest.param(range(100, 10_000), marks=pytest.mark.nightly)])
-def test_random_workloads_keep_every_invariant(form: str, seeds: range) -> None:
-    assert check(seeds, form)["evictions_per_request"] > 0
