@@ -23,7 +23,7 @@ SUITES  := $(filter-out tests/e2e/,$(sort $(wildcard tests/*/)))
 # Those that import no vLLM, and which of them are quick.
 CHECKED := tests/unit tests/attacks tests/adversarial tests/cli tests/fuzz tests/golden \
 	tests/property/artifacts tests/property/core tests/property/graphs
-SWIFT   := --ignore tests/unit/vllm -m "not vllm and not gpu and not slow"
+SWIFT   := --ignore tests/unit/vllm -m "not vllm and not gpu and not slow and not nightly"
 # `make check` leaves commands as processes and attacks to `make test`: they take most of the time of the quick tests.
 FIRST   := $(filter-out tests/attacks tests/cli,$(CHECKED)) tests/cli/test_cli_help.py tests/cli/test_command_options.py
 

@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _is_quick(item: pytest.Item) -> bool:
     """Return what SWIFT in the Makefile selects."""
-    slow = {"vllm", "gpu", "slow"} & {mark.name for mark in item.iter_markers()}
+    slow = {"vllm", "gpu", "slow", "nightly"} & {mark.name for mark in item.iter_markers()}
     return not slow and Path(__file__).parent / "unit" / "vllm" not in item.path.parents
 
 
