@@ -220,7 +220,7 @@ def test_an_ambiguous_name_lists_each_bundle_on_a_line(run: Run, bundle: Bundle,
     first, *choices, hint = lines[[line.startswith("error: ") for line in lines].index(True) :]
     assert first == "error: 'org/tiny' matches 2 bundles [CS-AMBIGUOUS]"
     assert [line.split()[0] for line in choices] == ["org/tiny:v1", "org/tiny:v2"]
-    assert hint.startswith("hint: use a reference to one of them")
+    assert hint.startswith("hint: specify one of the bundles")
 
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "graphs" / "inspect.txt"

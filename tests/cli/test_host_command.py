@@ -268,7 +268,7 @@ def test_invalid_arguments_are_reported_at_once(run: Run) -> None:
     assert "not to the one at --address" in both.stderr
     unitless = run("fleet", "up", "--memory", "60", code=2)
     assert "hint: use --memory 60MiB" in unitless.stderr
-    assert "invalid limits" in run("fleet", "deploy", "m", "--slo", "fast", code=2).stderr
+    assert "expected METRIC=SECONDS" in run("fleet", "deploy", "m", "--slo", "fast", code=2).stderr
 
 
 def test_up_refuses_a_foreign_state_file_before_it_starts_ray(run: Run, tmp_path: Path) -> None:

@@ -253,7 +253,7 @@ def test_a_request_that_waits_and_a_model_that_starts() -> None:
         10,
         2.0,
     )
-    assert (a["aliases"], a["idle_s"], a["hit_ratio"]) == (["alpha"], 60.0, None)
+    assert (a["aliases"], a["idle_s"], a["hit_ratio"]) == (("alpha",), 60.0, None)
     assert (b["state"], b["tier"], b["penalty_s"]) == ("stopped", "stopped", {"awake": 0.0, "stopped": 7.0})
     assert said["host"]["memory_used_bytes"] == 10
     assert a["progress"] is None

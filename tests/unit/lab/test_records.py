@@ -10,7 +10,7 @@ from tools.openai_server import FakeServer, running
 
 from coldstart.lab.live import Target, replay
 from coldstart.lab.plan import TracePlan, assign_models, generate_prompt, replace_arrivals
-from coldstart.lab.records import Replay, RequestRecord, parse_slo, summarize, tabulate
+from coldstart.lab.records import Replay, RequestRecord, summarize, tabulate
 from coldstart.lab.report import ReplayRun, compare_runs, find_highest_rates, report, tabulate_metrics
 from coldstart.lab.traces import Columns, TraceError, TraceReport, TraceRequest, read_trace
 

@@ -257,7 +257,7 @@ def test_start_reports_findings(
 
 
 def test_prompt_refused_by_both_servers_is_an_error_of_the_user(validate: Validate) -> None:
-    with pytest.raises(UsageError, match="rejected a prompt: HTTP 400: too long") as refused:
+    with pytest.raises(UsageError, match="rejected a prompt: HTTP status 400: too long") as refused:
         validate("replay", "refuses")
     assert refused.value.hint is not None and "--max-tokens" in refused.value.hint
 

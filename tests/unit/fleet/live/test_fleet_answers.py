@@ -21,7 +21,7 @@ async def test_unreachable_servers_only_delay_a_request(tmp_path: Path) -> None:
             node.away = True
         cold = asyncio.create_task(stage.ask("a"))
         told = stage.rig.recording
-        await wait_until(lambda: sum(isinstance(event, WorkerDied) for _, event, _ in told) > 4)
+        await wait_until(lambda: sum(isinstance(event, WorkerEnded) for _, event, _ in told) > 4)
         assert not cold.done()
         for node in stage.rig.nodes.values():
             node.away = False

@@ -95,7 +95,7 @@ async def test_drain_refuses_waiting_and_new_requests_and_ends_streams(tmp_path:
         long = asyncio.create_task(stage.events(model="a", prompt="x", pieces=30, pause_s=0.01))
         await wait_until(lambda: stage.model("a")["in_flight"] == 1)
         waits = asyncio.create_task(stage.ask(model="b", prompt=1))
-        await wait_until(lambda: stage.driver.core.pending.oldest() is not None)
+        await wait_until(lambda: bool(stage.driver.core.agenda.waiting))
         stage.driver.drain()
         assert (await waits)[0] == 503
         assert (await stage.ask(model="a", prompt=1))[0] == 503

@@ -184,12 +184,12 @@ def test_redirect_is_cached_and_renewed_when_expired() -> None:
         ((302, {}, b""), "302"),
         ((302, {"Location": "/f"}, b""), "redirects too many times"),
         ((302, {"Location": "ftp://127.0.0.1/f"}, b""), "ftp"),
-        ((206, {}, b"data"), "to a request for bytes 0-3"),
+        ((206, {}, b"data"), "for a request of bytes 0-3"),
         ((206, {"Content-Range": "bytes 4-7/100"}, b"data"), "4-7/100"),
         ((206, {"Content-Range": "bytes 0-3/99"}, b"data"), "has 99 bytes, but the weights plan has 100"),
         (
             (206, {"Content-Range": "bytes 0-3/100", "Content-Encoding": "gzip"}, b"data"),
-            "has a Content-Encoding",
+            "returned a Content-Encoding",
         ),
     ],
 )
