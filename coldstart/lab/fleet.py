@@ -2,14 +2,14 @@
 
 Model: a link divides its bandwidth equally among foreground fetches, then background fetches (`network_link`); fetching
 and loading overlap as `sizing` predicts. A request on s ranks, w of them with full weights, is slowed by equation 2 and
-does not slow other requests. A migrated stream pauses for `move_s`, then runs at the speed of its new group. Stopping
-a worker takes `stop_s`. Workers die and messages are lost only through `faults`.
+does not slow other requests. A migrated stream pauses for `move_s`, then runs at the speed of its new group. Workers
+stop at once. They die and messages are lost only through `faults`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -50,31 +50,21 @@ def simulate(
     settings: FleetSettings,
     *,
     move_s: float = 0.34,
-    stop_s: float = 0.0,
     faults: Sequence[tuple[float, Event]] = (),
     roster: Roster | None = None,
-    record: list[tuple[float, Event, list[Action]]] | None = None,
-    core: type[FleetCore] = FleetCore,
+    core: Callable[..., FleetCore] = FleetCore,
 ) -> Replay:
-    """Replay requests, which must be in order of arrival. `record` collects every event with the resulting actions.
+    """Replay requests, which must be in order of arrival. `core` creates the core, which may be a subclass.
 
-    `core` may be a subclass that measures the time of its decisions. The SLO comes from the models. The count
-    `fetched_bytes` includes background fetches.
+    The SLO comes from the models. The count `fetched_bytes` includes background fetches.
     """
-    fleet = _Fleet(core(settings, servers, models, roster), servers, move_s, stop_s, record)
+    fleet = _Fleet(core(settings, servers, models, roster), servers, move_s)
     return fleet.replay(requests, faults)
 
 
 class _Fleet:
-    def __init__(
-        self,
-        core: FleetCore,
-        servers: Sequence[ServerSpec],
-        move_s: float,
-        stop_s: float,
-        record: list[tuple[float, Event, list[Action]]] | None,
-    ) -> None:
-        self.core, self.move_s, self.stop_s, self.record = core, move_s, stop_s, record
+    def __init__(self, core: FleetCore, servers: Sequence[ServerSpec], move_s: float) -> None:
+        self.core, self.move_s = core, move_s
         self.streams: list[_Stream] = []
         self._worker_count = self._moved_streams = 0
         self._groups_by_ranks = Counter[int]()
@@ -156,11 +146,7 @@ class _Fleet:
                 self._generate(request, home, self._loop.now + self.move_s)
 
     def _handle_event(self, event: Event) -> None:
-        now = self._loop.now
-        actions = self.core.handle(event, now)
-        if self.record is not None:
-            self.record.append((now, event, actions))
-        for action in actions:
+        for action in self.core.handle(event, self._loop.now):
             self._execute(action)
 
     def _execute(self, action: Action) -> None:
@@ -172,7 +158,7 @@ class _Fleet:
                 process = self.processes[worker]
                 process.is_stopping = True
                 self._release(process)
-                self._loop.call_at(now + self.stop_s, partial(self._on_worker_stop, worker))
+                self._loop.call_at(now, partial(self._on_worker_stop, worker))
             case events.DispatchRequest(request, group):
                 self._dispatch(request, group)
             case events.MoveStream(request, _, target):

@@ -4,7 +4,7 @@ A test can kill the fleet; the next one starts from the state file and the repor
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ import aiohttp
 from support.fake_upstream import FakeServers, serve
 
 from coldstart.contract.arguments import Arguments
+from coldstart.fleet.core import FleetCore
 from coldstart.fleet.events import Action, Event
 from coldstart.fleet.live import admin
 from coldstart.fleet.live.control import FleetControl
@@ -26,7 +27,21 @@ from coldstart.host.launches import Launch
 from coldstart.host.live.app import Gateway
 
 SETTINGS = FleetSettings(most_ranks=1, consolidate=False, backoff_s=0.02, backoff_max_s=0.05)
-Recording = list[tuple[float, Event, list[Action]]]
+Decision = tuple[float, Event, list[Action]]
+Recording = list[Decision]
+
+
+def record_decisions(core: FleetCore, record: Callable[[Decision], object]) -> FleetCore:
+    """Call `record` with the time, event and actions of each decision of a core."""
+    decide = core.handle
+
+    def handle(event: Event, now: float) -> list[Action]:
+        actions = decide(event, now)
+        record((now, event, actions))
+        return actions
+
+    core.handle = handle  # type: ignore[method-assign]
+    return core
 
 
 def deployment(name: str, *, words: tuple[str, ...] = (), **given: Any) -> ModelDeployment:
@@ -93,9 +108,8 @@ class FleetRig:
     async def revive(self) -> None:
         """Start another process from the state file and the servers."""
         state = FleetState(self.directory / "state.json")
-        self.control = control = FleetControl(
-            self.settings, state, record=lambda *one: self.recording.append(one)
-        )
+        self.control = control = FleetControl(self.settings, state)
+        record_decisions(control.core, self.recording.append)
         reachable = [node for node in self.nodes.values() if not node.away]
         reports = [(node.spec, node, await node.node.report()) for node in reachable]
         control.rebuild(reports)

@@ -5,12 +5,14 @@ python -m support.fleet_up STATE RECORDING [RANKS [HOST [RAY]]]
 
 import json
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+from support.fleet_rig import record_decisions
+
 from coldstart.fleet.events import Action, Event
 from coldstart.fleet.live import run
+from coldstart.fleet.live.control import FleetControl
 from coldstart.fleet.live.run import FleetUp
 from coldstart.fleet.live.state import encode
 from coldstart.fleet.specification import FleetSettings
@@ -32,7 +34,13 @@ def record_to(file: str, now: float, event: Event, actions: list[Action]) -> Non
 
 def main(state: str, recording: str, ranks: str = "1", host: str = "127.0.0.1", ray: str = "") -> None:
     settings = FleetSettings(most_ranks=int(ranks), consolidate=ranks != "1", backoff_s=0.2)
-    run.FleetControl = partial(run.FleetControl, record=partial(record_to, recording))  # type: ignore[misc, assignment]
+
+    def create(*arguments: Any, **options: Any) -> FleetControl:
+        control = FleetControl(*arguments, **options)
+        record_decisions(control.core, lambda one: record_to(recording, *one))
+        return control
+
+    run.FleetControl = create  # type: ignore[misc, assignment]
     FleetUp(
         Cache.at(),
         settings,

@@ -36,11 +36,10 @@ from coldstart.host.live.upstream import NothingSentError, Replica
 from coldstart.host.status import Progress
 
 MAX_TRIES, MAX_UNSENT_TRIES = 4, 16
-Recorder = Callable[[float, Event, list[Action]], None]
 
 
 class FleetControl(Front[FleetTicket]):
-    """Gateway and controller of one fleet. `record` is called with the time, event and actions of each decision."""
+    """Gateway and controller of one fleet."""
 
     resumes = True
     stopping = "the gateway is stopping"
@@ -52,11 +51,10 @@ class FleetControl(Front[FleetTicket]):
         *,
         clock: Callable[[], float] = time.monotonic,
         log: Log | None = None,
-        record: Recorder | None = None,
     ) -> None:
         super().__init__(_build_catalogue(state.models), log or Log(quiet=True), clock)
         self.core = FleetCore(settings, models=[one.spec for one in state.models.values()])
-        self.state, self.record = state, record
+        self.state = state
         self.metrics = Metrics(self.status, METRIC_PREFIX, METRICS)
         self.replicas: dict[str, FleetReplica] = {}
         self.readmitted_count = self.resumed_count = 0
@@ -119,10 +117,7 @@ class FleetControl(Front[FleetTicket]):
         """Send an event to the core and execute the resulting actions."""
         if self._closed:
             return
-        now = self.clock()
-        actions = self.core.handle(event, now)
-        if self.record is not None:
-            self.record(now, event, actions)
+        actions = self.core.handle(event, self.clock())
         if not isinstance(event, (events.RequestArrived, events.RequestEnded)):
             self._update_replicas()
         launches = (action for action in actions if isinstance(action, LaunchRank))

@@ -1,9 +1,11 @@
 """The simulated fleet: starts with hand-computed times, and invariants of any replay."""
 
+from collections.abc import Callable
 from math import inf
 from random import Random
 
 import pytest
+from support.fleet_rig import Recording, record_decisions
 
 from benchmarks.fleet.baselines import Cached, FirstFit, Locality
 from coldstart.fleet import events
@@ -68,6 +70,11 @@ def test_a_rank_that_dies_costs_time_and_no_request() -> None:
     assert 13.0 < (served.finished_s or 0.0) < inf
 
 
+def recorded(record: Recording) -> Callable[..., FleetCore]:
+    """Return a factory of cores whose decisions are appended to `record`."""
+    return lambda *given: record_decisions(FleetCore(*given), record.append)
+
+
 def load(seed: int) -> tuple[list[ModelRequest], list[ServerSpec], list[FleetModel]]:
     random, now, asked = Random(seed), 0.0, list[ModelRequest]()
     servers = [
@@ -87,14 +94,14 @@ def load(seed: int) -> tuple[list[ModelRequest], list[ServerSpec], list[FleetMod
 @pytest.mark.parametrize("seed", range(3))
 def test_every_request_ends_and_every_reservation_is_met(seed: int, placement: str) -> None:
     asked, servers, models = load(seed)
-    record: list[tuple[float, events.Event, list[events.Action]]] = []
+    record: Recording = []
     rosters = {
         "pipeline": Roster(SETTINGS),
         "cached": Cached(SETTINGS, HOST_MEMORY),
         "first fit": FirstFit(SETTINGS),
         "locality": Locality(SETTINGS, HOST_MEMORY),
     }
-    done = simulate(asked, servers, models, SETTINGS, roster=rosters[placement], record=record)
+    done = simulate(asked, servers, models, SETTINGS, roster=rosters[placement], core=recorded(record))
     for served in done.records:
         assert served.ok and served.first_token_s and served.finished_s
         assert served.due_s < served.first_token_s <= served.finished_s < inf
@@ -110,8 +117,8 @@ def test_every_request_ends_and_every_reservation_is_met(seed: int, placement: s
 def test_core_makes_the_same_decisions_for_the_same_events() -> None:
     """Decisions depend only on the events that a live controller receives."""
     asked, servers, models = load(1)
-    record: list[tuple[float, events.Event, list[events.Action]]] = []
-    simulate(asked, servers, models, FleetSettings(), record=record)
+    record: Recording = []
+    simulate(asked, servers, models, FleetSettings(), core=recorded(record))
     other = FleetCore(FleetSettings(), servers, models)
     assert all(other.handle(event, time) == actions for time, event, actions in record)
     assert len(record) > 1000

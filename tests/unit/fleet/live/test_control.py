@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from coldstart.commands.fleet import render
 from support.fake_upstream import FakeServers, wait_until
-from support.fleet_rig import FleetStage, deployment, fleet
+from support.fleet_rig import FleetStage, Recording, deployment, fleet, record_decisions
 
 from coldstart.errors import UsageError
 from coldstart.fleet import events
-from coldstart.fleet.events import Action, Event, LaunchRank
+from coldstart.fleet.core import FleetCore
+from coldstart.fleet.events import LaunchRank
 from coldstart.fleet.live import admin, state
 from coldstart.fleet.live.control import FleetControl
 from coldstart.fleet.live.node import NodeServers
@@ -52,19 +53,22 @@ async def test_the_live_control_orders_what_the_simulation_ordered() -> None:
         FleetModel("large", 40, 50, costs, ttft_s=9.0, tpot_s=0.2, batch=3, idle_s=40.0),
     ]
     requests = [ModelRequest(2.0 * n, models[n % 2].name, 0.5, 0.05, 40) for n in range(40)]
-    recording: list[tuple[float, Event, list[Action]]] = []
+    recording: Recording = []
     faults = [(30.0, events.ServerLost("s1")), (45.0, events.ServerJoined(servers[1]))]
-    simulate(requests, servers, models, settings, faults=faults, record=recording)
+
+    def create(*given: Any) -> FleetCore:
+        return record_decisions(FleetCore(*given), recording.append)
+
+    simulate(requests, servers, models, settings, faults=faults, core=create)
     assert any(
         isinstance(action, events.LaunchRank) and action.ranks > 1
         for _, _, did in recording
         for action in did
     )
     clock = [0.0]
-    again: list[tuple[float, Event, list[Action]]] = []
-    control = FleetControl(
-        settings, FleetState(None), clock=lambda: clock[0], record=lambda *one: again.append(one)
-    )
+    again: Recording = []
+    control = FleetControl(settings, FleetState(None), clock=lambda: clock[0])
+    record_decisions(control.core, again.append)
     nodes = {spec.name: Silent() for spec in servers}
     control.rebuild((spec, nodes[spec.name], NodeReport(0)) for spec in servers)
     for model in models:
