@@ -58,18 +58,18 @@ class ServerClient:
         silent_s: float = _WINDOW_S,
         service: Service = HOST,
     ) -> None:
-        """Check the address and the key.
+        """Create a client, and check the address and the key.
 
         Args:
             url: Address of the server.
-            key_headers: Headers that carry a key; empty if no key is sent.
+            key_headers: Headers that contain a key; empty if no key is sent.
             out: Receives a warning if the key is sent without TLS.
             wait_s: Maximum time in seconds until the response headers arrive.
             silent_s: Maximum time in seconds until the first bytes of a body arrive, or to read a body of MAX_BYTES.
             service: Kind of server at `url`.
 
         Raises:
-            UsageError: `url` is not http or https, the key is not a valid header value, or a proxy would see it in clear
+            UsageError: `url` is not http or https, the key is not a valid header value, or a proxy could read it in clear
                 text.
         """
         self._url, self._key_headers, self._service = url.rstrip("/"), dict(key_headers), service
@@ -82,29 +82,29 @@ class ServerClient:
         self._http = HttpClient(bounds)
 
     def is_responding(self) -> bool:
-        """Return whether the server responds to a health check, no matter with which status."""
+        """Return whether the server responds to a health check, with any HTTP status."""
         try:
             return bool(self._request_body("GET", "/health")[0])
         except RemoteUnreachableError:
             return False
 
     def read_body(self, path: str) -> bytes:
-        """Return the body of the response to a GET. Raises CommandFailedError unless the status is 200 or 202."""
+        """Send a GET request and return the response body. Raises CommandFailedError unless the status is 200 or 202."""
         with self._explain_unreachable():
             status, body = self._request_body("GET", path)
             self._require_success(status, body)
         return body
 
     def call(self, path: str, payload: object = None, required: Collection[str] = ()) -> dict[str, Any]:
-        """Send a GET, or a POST of `payload` as JSON, and return the JSON object of the response.
+        """Send a GET request, or a POST request with `payload` as JSON, and return the JSON object of the response.
 
         Args:
             path: Path below the URL of the server.
-            payload: JSON document to post; None sends a GET.
+            payload: JSON document to post; None sends a GET request.
             required: Fields that the response of this kind of server contains.
 
         Raises:
-            CommandFailedError: No server responds in time, a different kind of server responds, or it refuses the request.
+            CommandFailedError: No server responds in time, a different kind of server responds, or it rejects the request.
         """
         body = None if payload is None else json.dumps(payload).encode()
         with self._explain_unreachable():
@@ -115,7 +115,7 @@ class ServerClient:
         return document
 
     def stream(self, path: str) -> Iterator[bytes]:
-        """Yield the chunks of a streamed response to a GET as they arrive. Raises the errors of `call`."""
+        """Send a GET request and yield the chunks of the response as they arrive. Raises the errors of `call`."""
         with self._explain_unreachable(), self._send_request("GET", path, None) as response:
             if response.status != HTTPStatus.OK:
                 self._require_success(response.status, response.read_up_to(MAX_BYTES))
@@ -143,7 +143,7 @@ class ServerClient:
         if status in (HTTPStatus.OK, HTTPStatus.ACCEPTED):
             return document
         if status == HTTPStatus.UNAUTHORIZED:
-            raise CommandFailedError(f"{self._url} rejected the key, or requires one", hint=f"use {option}")
+            raise CommandFailedError(f"{self._url} requires a valid key", hint=f"pass the key with {option}")
         error = document.get("error")
         if not isinstance(error, dict) or "message" not in error:
             raise self._describe_wrong_server(status)
@@ -156,7 +156,8 @@ class ServerClient:
 
     def _describe_wrong_server(self, status: int) -> CommandFailedError:
         return CommandFailedError(
-            f"{self._url} is not a {self._service.name} (HTTP status {status})", hint="use --url URL"
+            f"{self._url} is not a {self._service.name} (HTTP status {status})",
+            hint=f"pass the address of a {self._service.name} with --url URL",
         )
 
     def _request_body(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
@@ -179,7 +180,7 @@ class ServerClient:
             raise CommandFailedError(
                 f"{redact_url(url)} redirects to {target} (status {response.status});"
                 " redirects are not followed, because the key is only for the specified server",
-                hint="use the address that does not redirect: --url URL",
+                hint="pass an address that does not redirect with --url URL",
             )
         return response
 
@@ -195,7 +196,7 @@ def _parse_url(url: str) -> Origin:
 
 def _check_key(origin: Origin, key_headers: Mapping[str, str], out: Output) -> None:
     if not all(value.isascii() and value.isprintable() for value in key_headers.values()):
-        raise UsageError("the key contains a character that is not printable ASCII")
+        raise UsageError("cannot send the key: it contains a character that is not printable ASCII")
     if origin.can_receive_secrets:
         return
     if find_proxy(origin) is not None:

@@ -1,4 +1,4 @@
-"""Shell completion of models, bundle references and key names. If an error occurs, nothing is offered."""
+"""Shell completion of models, bundle references and key names. If an error occurs, no completions are offered."""
 
 from collections.abc import Iterator
 

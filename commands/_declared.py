@@ -141,7 +141,7 @@ def _declare_file(name: str) -> inspect.Parameter:
         typer.Option(
             f"{_flag(name)}-file",
             metavar="FILE",
-            help=f"File that contains the key for {_flag(name)}; use it instead of {_flag(name)}.",
+            help=f"File that contains the key, for use instead of {_flag(name)}.",
         ),
     ]
     return inspect.Parameter(

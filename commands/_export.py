@@ -1,7 +1,7 @@
 """Write reports as JSON, CSV, HTML or Markdown (``--export FORMAT=FILE``).
 
-Invariants: an unknown form or a missing directory is reported before the command begins its work. A failed export leaves the
-previous file unchanged.
+Invariants: an unknown format or a missing directory is reported before the command begins its work. A failed export leaves
+the previous file unchanged.
 """
 
 import json
@@ -18,14 +18,14 @@ from coldstart.errors import UsageError
 
 @dataclass(frozen=True)
 class Exports:
-    """Parsed `--export` options: at most one form that replaces the printed result, and the form of each file."""
+    """Parsed `--export` options: at most one format that replaces the printed result, and the format of each file."""
 
     form: str | None = None
     files: Mapping[Path, str] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, values: Sequence[str]) -> "Exports":
-        """Parse the values of --export. Raises UsageError if a form is unknown or a file cannot be written."""
+        """Parse the values of --export. Raises UsageError if a format is unknown or a file cannot be written."""
         pairs = [value.partition("=")[::2] for value in values]
         for form, file in pairs:
             _check_export(form, file)
@@ -33,12 +33,15 @@ class Exports:
         if len(results) > 1:
             raise UsageError(
                 "only one --export can replace the result",
-                hint="give each an output file: --export html=FILE",
+                hint="write the other exports to files, such as --export html=FILE",
             )
         return cls(next(iter(results), None), {Path(file): form for form, file in pairs if file})
 
     def write_partial(self, report: Report) -> None:
-        """Write an incomplete report to each regular file; the complete one replaces it. Raises the errors of `write`."""
+        """Write an incomplete report to each regular file, until the complete report replaces it.
+
+        Raises the errors of `write`.
+        """
         files = {path: form for path, form in self.files.items() if path.is_file() or not path.exists()}
         replace(self, files=files).write(report)
 
@@ -87,4 +90,4 @@ def _check_export(form: str, file: str) -> None:
             hint="use a file in an existing directory",
         )
     if file and Path(file).is_dir():
-        raise UsageError(f"cannot write {file}: it is a directory", hint="use a file in it")
+        raise UsageError(f"cannot write {file}: it is a directory", hint="use a file in this directory")

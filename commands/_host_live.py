@@ -53,7 +53,7 @@ def register_commands(app: typer.Typer) -> None:
 
 
 def status(common: Common, url: Annotated[str, _declare_url("STATUS")] = URL, api_key: Key = None) -> None:
-    """Show the state of a running host. Includes models, tiers, memory, requests and last starts."""
+    """Show the state of a running host. The output lists models, tiers, memory, requests and last starts."""
     document = _connect(common, url, api_key).call("/status", required={"host", "models"})
     common.out.print_result(document, lambda: render(document))
 
@@ -91,7 +91,7 @@ def unload(
     url: Annotated[str, _declare_url("UNLOAD")] = URL,
     api_key: Key = None,
 ) -> None:
-    """Stop one or all models. Running requests finish first; pinned models stop only by name."""
+    """Stop one model, or all models. Running requests finish first. Pinned models stop only if they are named."""
     found = _connect(common, url, api_key).call("/unload" if name is None else f"/unload/{quote(name)}", {})
     names = ", ".join(found["unloading"])
     common.out.print_result(
@@ -103,7 +103,8 @@ def logs(
     common: Common,
     name: Name,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Follow the log until the server exits or Ctrl-C.")
+        bool,
+        typer.Option("--follow", "-f", help="Follow the log until the server exits or you press Ctrl-C."),
     ] = False,
     url: Annotated[str, _declare_url("LOGS")] = URL,
     api_key: Key = None,
@@ -116,7 +117,7 @@ def logs(
         common.out.print_result({"model": name, "log": log}, log)
         return
     if common.out.format == "json" or common.out.out_file is not None:
-        raise UsageError("--follow prints text to stdout only", hint="remove --format and -o")
+        raise UsageError("--follow cannot be combined with --format or -o", hint="remove --format and -o")
     # A chunk may end within a character.
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     for chunk in host.stream(path + "?follow"):
@@ -125,7 +126,7 @@ def logs(
 
 
 def reload(common: Common, url: Annotated[str, _declare_url("RELOAD")] = URL, api_key: Key = None) -> None:
-    """Read the host file and the keys again. Prints the changes."""
+    """Reload the host file and the keys. The changes are printed."""
     # The host may look up a bundle for each new model.
     found = _connect(common, url, api_key, wait_s=600).call("/reload", {})
     from coldstart.host.configuration import CHANGE_KINDS

@@ -17,10 +17,10 @@ def list_options() -> list[inspect.Parameter]:
 
 
 def create_endpoint(option_values: dict[str, Any], out: Output) -> GatewayEndpoint:
-    """Create the endpoint from its options, which are removed from `option_values`; warn about exposed key files.
+    """Create the endpoint from its options, which are removed from `option_values`, and warn about exposed key files.
 
     Raises:
-        UsageError: A value is invalid, or the endpoint would be unsafe.
+        UsageError: A value is invalid, or the endpoint would be exposed unintentionally.
     """
     values = take_settings(GatewayEndpoint, option_values)
     if "client_keys" in values:

@@ -105,7 +105,7 @@ class Common:
         return bundle
 
     def note_version(self, ref: str, selected: str) -> None:
-        """Print which version was selected if `ref` is a name with several versions; `selected` is the full reference."""
+        """Print which version was selected if several versions have the name `ref`. `selected` is the full reference."""
         versions = {one.ref: one.version for one in self.store().list_bundles() if one.identity[0] == ref}
         if len(versions) > 1 and selected in versions:
             self.out.print_note(f"Using {ref}:v{versions[selected]} of {len(versions)} versions")
@@ -131,7 +131,7 @@ class Common:
         )
 
     def format_command(self, *words: str) -> str:
-        """Return the command line ``coldstart WORDS`` with the vLLM arguments of this command appended."""
+        """Return the command line `coldstart WORDS`, with the vLLM arguments of this command appended."""
         from coldstart.system import secrets
 
         passed = ["--", *secrets.redact_arguments(self.vllm_args)] if self.vllm_args else []

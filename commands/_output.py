@@ -119,7 +119,7 @@ class Output:
             self._write(escape_control_characters(text if isinstance(text, str) else text()))
 
     def print_success(self, outcome: str, *, where: str | None = None, then: str | None = None) -> None:
-        """Print the closing line: the outcome, where the result is, the elapsed seconds, and the next command."""
+        """Print the closing line: the outcome, the location of the result, the elapsed seconds, and the next command."""
         seconds = time.monotonic() - self.started
         place = f" in {where}" if where else ""
         following = f" Next: {then}" if then else ""
@@ -131,7 +131,7 @@ class Output:
             self._print(message)
 
     def warn(self, message: str, *more: str) -> None:
-        """Print a warning and its further lines on stderr, even with -q."""
+        """Print a warning, which may have several lines, on stderr, even with -q."""
         self._print(f"warning: {message}", *(f"  {line}" for line in more))
 
     def print_details(self, *lines: str) -> None:
@@ -141,7 +141,7 @@ class Output:
 
     @contextmanager
     def print_together(self) -> Iterator[None]:
-        """Hold back the notes and warnings of the block, and print them together at its end.
+        """Buffer the notes and warnings of the block, and print them together at its end.
 
         Otherwise a server that logs to the same terminal could print lines between them.
         """

@@ -59,7 +59,7 @@ ReadyTimeout = Annotated[
     typer.Option(
         "--ready-timeout",
         metavar="SECONDS",
-        help="Abort a start that takes longer than this; default: no limit.",
+        help="Abort a start that takes longer than this many seconds; default: no limit.",
     ),
 ]
 
@@ -75,7 +75,7 @@ def look_up_model(common: Common, model: str, revision: str | None, *, untrusted
 
 
 def print_adopted_arguments(common: Common, lender: str, arguments: Sequence[str]) -> None:
-    """Print the vLLM arguments that a server takes from the bundle `lender`."""
+    """Print the vLLM arguments that a server adopts from the bundle `lender`."""
     common.out.print_note(f"Using the arguments of {lender}: {shlex.join(arguments)}")
 
 
@@ -95,7 +95,7 @@ def run_server(
     announce: Callable[[dict[str, Any]], None],
     timeline: Path | None = None,
 ) -> int:
-    """Start the server, pass the report of its start to `announce`, and return its exit code when it ends.
+    """Start the server, pass the report of its start to `announce`, and return its exit code when it exits.
 
     With -v, print a table of the start's phases. If `up --detach` started this process, send it the progress and the report.
     """

@@ -1,7 +1,7 @@
 """Measure cold starts from launch to first token, and compare each start mode with plain vLLM.
 
-Each round starts every mode once. Exit code 1 if tokens differ, a mode fell back to a slower one, a server died, or --baseline
-shows a regression. The files of --export are updated after each run. Arguments after -- go to vLLM in all modes.
+Each round starts every mode once. The exit code is 1 if tokens differ, a mode fell back to a slower mode, a server died, or
+--baseline shows a regression. The files of --export are updated after each run. Arguments after -- go to vLLM in all modes.
 """
 
 from typing import Any

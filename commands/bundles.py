@@ -145,7 +145,7 @@ def export(
 
 @declare()
 def import_(common: Common, file: Annotated[Path, typer.Argument(help="OCI archive to read.")]) -> None:
-    """Add the bundles of an archive to the store. The archive comes from coldstart export or another OCI tool.
+    """Add the bundles of an archive to the store. `coldstart export` or another OCI tool creates the archive.
 
     The import executes no code. A server runs code from a bundle only if its signer is trusted.
     """
@@ -214,7 +214,7 @@ def _report_added(common: Common, bundles: Sequence[Bundle], outcome: str) -> No
     """
     if not bundles:
         raise CommandFailedError(
-            "the source contains no bundle",
+            "the archive or address contains no bundle",
             hint="use an exported archive, or the address of a pushed bundle",
         )
     trust_results = [inspection.trust(bundle) for bundle in bundles]

@@ -51,7 +51,7 @@ HEADINGS: Mapping[str, Mapping[str, str]] = {
         "trace-replay": "Replay a request trace, live or simulated.",
     },
     "Machine": {
-        "trust": "Manage the keys whose bundles may run code here.",
+        "trust": "Manage the keys whose bundles may run code on this machine.",
         "install": "Install vLLM or another extra of coldstart.",
         "doctor": "Report what this machine supports, and what is missing.",
     },

@@ -58,7 +58,7 @@ def up(
     ] = None,
     admin_key: NewKey = None,
 ) -> None:
-    """Run the gateway of a fleet. Starts a Ray cluster or uses an existing one."""
+    """Run the gateway of a fleet. It uses a new or an existing Ray cluster."""
     from coldstart.fleet.live import ray_process
 
     ray_process.require_ray()
@@ -188,7 +188,7 @@ def drain(
     url: Url = None,
     admin_key: Key = None,
 ) -> None:
-    """Stop using a server. Its workers finish their requests and stop; no new worker starts there."""
+    """Drain a server. Its workers finish their requests and stop, and it starts no new workers."""
     _send_order(common, url, admin_key, "drain", server=server)
 
 

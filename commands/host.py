@@ -61,7 +61,7 @@ def run(
         option(
             "--host-file",
             metavar="FILE",
-            help="TOML file with settings and models; the host reads it again when it changes.",
+            help="TOML file with settings and models; the host reloads it when it changes.",
         ),
     ] = None,
     idle: Annotated[
@@ -86,7 +86,7 @@ def run(
         option(
             "--heartbeat",
             metavar="SECONDS",
-            help="Seconds between the SSE comments that keep a response stream open while its request waits.",
+            help="Interval in seconds between the SSE comments that keep a response stream open while its request waits.",
         ),
     ] = 5.0,
     drain_timeout: Annotated[

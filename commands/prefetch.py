@@ -16,7 +16,7 @@ _SOURCE = typer.Option(
 )
 
 
-@app.command(help="Fetch the weights of a model. Starts the prefetcher if none is running.")
+@app.command(help="Fetch the weights of a model. The prefetcher is started if it is not running.")
 @declare(takes_vllm_args=True)
 def start(
     common: Common,
@@ -47,7 +47,7 @@ def start(
     common.out.print_success("Fetched weights", then="coldstart prefetch status")
 
 
-@app.command(help="Show the weights in memory. Includes the fetch rate and the number of clients.")
+@app.command(help="Show the weights in memory. The output includes the fetch rate and the number of clients.")
 @declare()
 def status(common: Common) -> None:
     """Print the state of all prefetchers."""

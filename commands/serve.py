@@ -80,8 +80,8 @@ def command(
         Capture,
         typer.Option(
             "--capture",
-            help="When to capture CUDA graphs: all of them before the server is ready, or most of them deferred until after its"
-            " first steps.",
+            help="When to capture CUDA graphs: all (before the server is ready), or deferred (most of them after the server is"
+            " ready).",
         ),
     ] = "all",
     require_signature: Annotated[
@@ -181,7 +181,10 @@ def _require_writable_directory(file: Path) -> None:
     # Check before the start: a missing directory must not stop a running server.
     directory = file.absolute().parent
     if not os.access(directory, os.W_OK):
-        raise UsageError(f"cannot write {file}", hint=f"mkdir -p {directory}, or use another file")
+        raise UsageError(
+            f"cannot write {file}: its directory is missing or not writable",
+            hint=f"run `mkdir -p {directory}`, or use another file",
+        )
 
 
 def _write_file(path: Path, text: str) -> None:

@@ -1,8 +1,8 @@
 """Replay a request trace on running servers or on the simulated engine, and report the latencies.
 
-Requests are sent at their scheduled times, even if the server is slow. Delays of the client are reported. If Ctrl-C or the end
-of the server interrupts a live replay, the report covers the requests up to then. Several servers, schedulers, hosts or
-fleets take turns and are compared.
+Requests are sent at their scheduled times, even if the server is slow. Delays of the client are reported. If a live replay is
+interrupted by Ctrl-C or because the server exits, the report covers the requests until then. Several servers, schedulers,
+hosts or fleets take turns and are compared.
 """
 
 import shlex
@@ -63,8 +63,8 @@ def command(
         typer.Option(
             "--sweep",
             metavar="RATES",
-            help="Comma-separated arrival rates to replay in turn, in requests per second, such as 1,2,4. Reports the highest"
-            " rate that meets --slo.",
+            help="Comma-separated arrival rates to replay in turn, in requests per second, such as 1,2,4. The report"
+            " contains the highest rate that meets --slo.",
         ),
     ] = None,
     target: Annotated[
@@ -75,7 +75,7 @@ def command(
             help="URL of a server that receives the requests. Repeat the option to compare several servers.",
         ),
     ] = None,
-    model: Annotated[str, typer.Option("--model", help="Model name in every request.")] = "default",
+    model: Annotated[str, typer.Option("--model", help="Model name to send in every request.")] = "default",
     timeout: Annotated[
         float, typer.Option("--timeout", help="Maximum duration of a request, in seconds.")
     ] = 600.0,
@@ -129,7 +129,7 @@ def command(
     kind = HOST if host else FLEET if fleet else ENGINE if simulate else LIVE
     if host and fleet:
         raise UsageError(
-            "--host and --fleet exclude each other: each selects a different simulation",
+            "--host and --fleet cannot be combined: each selects a different simulation",
             hint="remove one of them",
         )
     _check_target(kind, file, target, profile)
@@ -158,7 +158,7 @@ def command(
     requested = {LIVE: target, HOST: host, FLEET: fleet, ENGINE: choices}[kind] or ()
     if len(systems) < len(requested):
         flag = "--scheduler" if kind == ENGINE else FLAGS[kind]
-        raise UsageError(f"{flag} has the same value twice", hint="remove one of them")
+        raise UsageError(f"{flag} has the same value twice", hint="remove one of the two options")
     _replay(common, exports, plans, systems, kind, limits, is_sweep=sweep is not None)
 
 
@@ -214,13 +214,13 @@ def _replay_on_engine(
 def _check_target(kind: str, file: Path, target: list[str] | None, profile: str | None) -> None:
     """Raise UsageError unless the options select exactly one target: running servers or a simulation."""
     if kind != LIVE and target:
-        raise UsageError(f"--target and {FLAGS[kind]} exclude each other", hint="remove one of them")
+        raise UsageError(f"--target and {FLAGS[kind]} cannot be combined", hint="remove one of them")
     if kind == LIVE and not target:
         name, times = shlex.quote(str(file)), shlex.quote(profile or "REF")
         simulation = f"coldstart trace-replay {name} --simulate --profile {times}"
         raise UsageError(
             "neither --target nor --simulate is set",
-            hint=f"run `coldstart trace-replay {name} --target URL`; without a server: `{simulation}`",
+            hint=f"run `coldstart trace-replay {name} --target URL`, or `{simulation}` without a server",
         )
 
 
@@ -250,7 +250,7 @@ def _check_effect(kind: str, typed: frozenset[str], plan: TracePlan, profile: st
 def _plan_sweep(plan: TracePlan, rates: str, slo: str, typed: frozenset[str]) -> list[TracePlan]:
     """Return a plan for each rate, in ascending order of the rates. Raises UsageError for an invalid rate."""
     if "rate" in typed:
-        raise UsageError("--sweep and --rate exclude each other", hint="remove one of them")
+        raise UsageError("--sweep and --rate cannot be combined", hint="remove one of them")
     if not slo:
         raise UsageError(
             "--sweep requires latency limits that a rate must meet", hint="add --slo ttft=2,tpot=0.1"
@@ -313,7 +313,9 @@ def _take_turns(plans: Sequence[TracePlan], names: list[str]) -> Iterator[tuple[
 def _read_profile(source: str | None, common: Common) -> IterationProfile:
     if source is None:
         hint = "specify a bundle or a JSON file: --profile REF"
-        raise UsageError("--simulate requires the step latencies of a model on a machine", hint=hint)
+        raise UsageError(
+            "--simulate requires --profile, which contains the step latencies of a model", hint=hint
+        )
     try:
         if Path(source).is_file():
             return IterationProfile.parse(canonical.read_json(Path(source)))
@@ -336,8 +338,8 @@ def _report_outcome(runs: Sequence[Any], trace_format: str, kind: str, common: C
         raise SystemExit(INTERRUPTED)
     if ended == "target dead":
         raise CommandFailedError(
-            f"the target does not respond ({next(iter(causes), None)})",
-            hint="start a server: coldstart serve MODEL",
+            f"the target {runs[-1].name} does not respond ({next(iter(causes), None)})",
+            hint="run `coldstart serve MODEL` to start a server",
         )
     if not requests:
         raise CommandFailedError(

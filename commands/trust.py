@@ -22,7 +22,7 @@ app = group(__doc__)
 @app.command("list")
 @declare()
 def list_keys(common: Common) -> None:
-    """List the keys whose bundles may run code here."""
+    """List the trusted keys. Bundles signed with them may run code on this machine."""
     keys = trust.list_keys()
     rows = [(key.name, key.fingerprint or key.problem, "own" if key.own else "", key.file) for key in keys]
     brief = "\n".join(key.fingerprint for key in keys if key.fingerprint)
@@ -70,7 +70,7 @@ def remove_key(
 @app.command("show")
 @declare()
 def show_own(common: Common) -> None:
-    """Print the public key of this machine. Other machines trust it with trust add."""
+    """Print the public key of this machine. On another machine, `coldstart trust add` trusts this key."""
     own = next((key for key in trust.list_keys() if key.own), None)
     fingerprint = own.fingerprint if own else None
     pem = sign.load_public_pem(paths.state_dir()).decode()
@@ -86,7 +86,7 @@ def explain(
     common: Common,
     ref: Annotated[str, typer.Argument(help="Bundle reference.", autocompletion=complete_reference)],
 ) -> None:
-    """Explain why a bundle is trusted or not. Lists each signature."""
+    """Explain why a bundle is trusted or not. The output lists its signatures."""
     bundle = common.get_bundle(ref)
     _ = bundle.manifest  # raises if it is damaged: signatures of its digest then prove nothing
     store = sign.TrustStore(sign.trust_dir(paths.state_dir()))
@@ -102,4 +102,4 @@ def explain(
     common.out.print_result(data, "\n".join(map(escape_line, lines)), brief="yes" if result.ok else "no")
     if not result.ok:
         hint = "run `coldstart trust add FILE`; the publisher creates FILE with `coldstart trust show`"
-        raise CommandFailedError(f"{bundle.ref} is not trusted: {result.reason}", hint=hint)
+        raise CommandFailedError(f"bundle {bundle.ref} is not trusted: {result.reason}", hint=hint)

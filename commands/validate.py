@@ -2,8 +2,8 @@
 
 Levels: manifest and checksum need neither torch nor vllm. load starts a server and generates a token. replay compares the
 greedy tokens of single and concurrent requests with those of a stock vLLM server. A model is looked up with the vLLM arguments
-after --, as serve does. A bundle reference is checked with the arguments of its bundle. Exit code 1 if a finding reaches
---fail-level.
+after --, as serve does. A bundle reference is checked with the arguments of its bundle. The exit code is 1 if a
+finding reaches --fail-level.
 """
 
 import inspect
@@ -42,7 +42,8 @@ def command(
         ),
     ],
     level: Annotated[
-        Level, typer.Option("--level", help="Level of checks to run; each level includes the ones before it.")
+        Level,
+        typer.Option("--level", help="Level of checks to run; each level includes the levels before it."),
     ] = "checksum",
     against: Annotated[
         Literal["this"] | None,
@@ -109,7 +110,7 @@ def command(
     failed = [report.ref for report in reports if report.fails(fail_level)]
     if failed:
         raise CommandFailedError(
-            f"{len(failed)} of {len(reports)} bundles failed: {', '.join(failed)}",
+            f"{len(failed)} of {len(reports)} bundles failed validation: {', '.join(failed)}",
             hint="see the hint of each finding",
         )
     common.out.print_success(f"{len(reports)} valid", then=common.format_command("inspect", words[0]))

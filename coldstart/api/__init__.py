@@ -1,6 +1,6 @@
 """Python API: build, find, serve and check bundles from a program.
 
-Each function resolves its model once and raises subclasses of `ColdstartError`. Nothing in it prints or exits. Importing
+Each function resolves its model once and raises subclasses of `ColdstartError`. No function prints or exits. Importing
 this package imports neither torch nor vLLM. `docs/reference/python-api.md` is its reference.
 """
 

@@ -43,17 +43,17 @@ def materialize(
     """Build, verify and publish the bundle of a model, or return the existing bundle of its key.
 
     Args:
-        model: Alias, repository id, or directory.
+        model: Alias, repository ID, or directory.
         vllm_args: Command-line arguments of vLLM.
-        snapshot: Add a snapshot of a built engine (CRIU).
+        snapshot: Also write a CRIU snapshot of the built engine.
         force: Build a new version even if a bundle exists.
         profile_s: Time limit for measuring step latency, in seconds.
         graphs: Also record CUDA graphs.
         revision: Commit, branch or tag of a hub model.
         offline: Download nothing.
-        cache_dir: Root of the bundle store; None: COLDSTART_CACHE_DIR, or `coldstart` in XDG_CACHE_HOME.
-        on_progress: Called with the name of each stage; returns a context manager that is entered
-            while the stage runs and yields a function that takes each finished step.
+        cache_dir: Cache directory with the bundle store; None: COLDSTART_CACHE_DIR, or `coldstart` in XDG_CACHE_HOME.
+        on_progress: Function that takes the name of a stage and returns a context manager, which is entered for the
+            duration of that stage and yields a function that is called with each completed step.
 
     Raises:
         UsageError: An option is invalid, or the model does not exist.
@@ -78,7 +78,7 @@ def plan_materialization(
     offline: bool = False,
     cache_dir: PathLike | None = None,
 ) -> MaterializationPlan:
-    """Resolve the model and its bundle key without building. The arguments and errors are the same as for `materialize`."""
+    """Resolve the model and its bundle key without building. Arguments and errors are the same as for `materialize`."""
     lookup = look_up(model, vllm_args, revision=revision, offline=offline, cache_dir=cache_dir)
     return MaterializationPlan(lookup, options or Options())
 
@@ -182,7 +182,7 @@ class Store:
         return self._bundles.find_by_reference(ref, trust=inspection.trust)
 
     def prune(self, refs: Sequence[str] = (), *, keep: int = 1, dry_run: bool = False) -> PruneReport:
-        """Remove the bundles `refs`, or if it is empty, all but the `keep` newest versions of each key. Return a report."""
+        """Remove the bundles `refs` or, if `refs` is empty, all but the `keep` newest versions of each key. Return a report."""
         return pruning.prune(self._cache, refs, keep=keep, dry_run=dry_run)
 
     def import_archive(self, path: PathLike) -> Sequence[Bundle]:
@@ -247,7 +247,7 @@ def check_arguments(vllm_args: Sequence[str]) -> Arguments:
     if isinstance(vllm_args, str):
         raise UsageError(
             f"invalid vllm_args {vllm_args!r}: expected a sequence of strings",
-            hint=f"vllm_args={vllm_args.split()}",
+            hint=f"use vllm_args={vllm_args.split()}",
         )
     return Arguments(vllm_args)
 

@@ -41,22 +41,22 @@ def serve(
     The server stops when this process exits. Use the result as a context manager, or call `Server.stop`.
 
     Args:
-        model: Alias, repository id, or directory.
+        model: Alias, repository ID, or directory.
         vllm_args: Command-line arguments of vLLM.
         host: Address to listen on.
         port: Port to listen on; 0 selects a free port.
         api_key: Key that the server requires from every client; None: no key.
         mode: Name of a start mode, or "auto" for the fastest available mode.
-        on_miss: Without a bundle, raise NoBundleError ("fail"), start without one ("warn"), or build it ("materialize").
+        on_miss: If no bundle matches: raise NoBundleError ("fail"), start stock vLLM ("warn") or build one ("materialize").
         ready_timeout_s: Maximum time to the first token, in seconds; None: no limit.
-        scheduler: Order of requests.
-        weights_from: Address to fetch the weights from; None: the directory of the model.
+        scheduler: Scheduling policy and its settings; default: vLLM's own policy.
+        weights_from: Address from which the weights are fetched; None: the directory of the model.
         require_signature: Refuse a bundle that no trusted key has signed.
         untrusted: Accept a bundle that no trusted key has signed; its code is not used.
         revision: Commit, branch or tag of a hub model.
         offline: Download nothing.
         cache_dir: As for `materialize`.
-        on_progress: As for `materialize`, where a bundle is built.
+        on_progress: As for `materialize`; used only if a bundle is built.
 
     Raises:
         UsageError: An option is invalid, or the model does not exist.

@@ -29,7 +29,7 @@ def run(
 ) -> result.Document:
     """Run the benchmark, and return its JSON document. Its `failures` are empty if the benchmark passed.
 
-    After each run, `save_partial` is called with the document as it is then.
+    After each run, `save_partial` is called with the document of all runs so far.
 
     Raises:
         UsageError: The baseline is not a benchmark result, or a vLLM argument is invalid.
@@ -68,7 +68,7 @@ def run(
 
 
 def prepare_subject(request: BenchRequest) -> ModelUnderTest:
-    """Resolve the model and download its files, and return the subject of the benchmark.
+    """Resolve the model of a benchmark and download its files.
 
     Raises the errors of `resolution.resolve` and `resolution.ensure_weights`.
     """

@@ -23,7 +23,7 @@ CREATE_HINT = "create one: run `coldstart bench MODEL --export json -o FILE`"
 
 
 def load_baseline(path: Path) -> Document:
-    """Read a saved benchmark document. Raises UsageError if the file is not one or has a different schema version."""
+    """Read a saved benchmark document. Raises UsageError if it is not a benchmark result or has a different schema version."""
     try:
         document = canonical.read_json(path)
     except (OSError, ValueError) as error:
@@ -31,10 +31,10 @@ def load_baseline(path: Path) -> Document:
             f"cannot read the baseline {path.name}: {describe_reason(error)}", hint=CREATE_HINT
         ) from error
     if not isinstance(document, dict) or document.get("kind") != "bench":
-        raise UsageError(f"{path.name} is not a result of `coldstart bench`", hint=CREATE_HINT)
+        raise UsageError(f"the baseline {path.name} is not a result of `coldstart bench`", hint=CREATE_HINT)
     if document.get("schema_version") != SCHEMA_VERSION:
         raise UsageError(
-            f"the baseline has schema version {document.get('schema_version')}, expected {SCHEMA_VERSION}",
+            f"the baseline {path.name} has schema version {document.get('schema_version')}, expected {SCHEMA_VERSION}",
             hint=CREATE_HINT,
         )
     return document
@@ -61,7 +61,7 @@ def compare_documents(
 def compare_samples(
     current: list[float], baseline: list[float], max_regress_pct: float, *, is_same_machine: bool
 ) -> Document:
-    """Compare two samples of start times in seconds. `is_same_machine` states whether they come from comparable machines.
+    """Compare two samples of start times in seconds. `is_same_machine` is True if they come from comparable machines.
 
     Percentages are changes relative to the baseline. Positive changes mean a slower start.
     """

@@ -27,7 +27,7 @@ def describe_machine() -> dict[str, object]:
 
 
 def is_same_machine(first: dict[str, object], second: dict[str, object]) -> bool:
-    """Return whether times of two machines are comparable: same CPU model and number of cores, and memory within 2%."""
+    """Return whether times on two machines are comparable: same CPU model and number of cores, and memory within 2%."""
     memories = [facts.get("memory_bytes") for facts in (first, second)]
     first_bytes, second_bytes = [value if isinstance(value, int) else 0 for value in memories]
     has_same_cpu = all(first.get(name) == second.get(name) for name in ("cpu", "cores"))

@@ -1,4 +1,4 @@
-"""Measure one run: launch, wait for the first token, read CPU and memory, record responses and steady state, stop.
+"""Measure one run of a server: time to the first token, CPU time, memory, responses and steady state.
 
 CPU times are read right after the first token, before further requests, so that they cover the start alone. The start is
 divided into the five stages of MEDUSA (section 2.2). The duration of a stage is the length of the union of its spans, so
@@ -68,7 +68,7 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class SteadyState:
-    """Steady state of a server: latency of a lone request and of a one-token request, and throughput with CONCURRENCY."""
+    """Steady state of a server: latency of one request and of a one-token request, and throughput at CONCURRENCY."""
 
     latency_s: float
     one_token_s: float
@@ -144,7 +144,7 @@ def measure(
 
 
 def _read_reported_spans(server: LaunchedServer) -> Timeline:
-    """Return the spans that the server reported, leaving out those of a template or snapshot that end before this launch."""
+    """Return the spans that the server reported, without those of a template or snapshot that ended before this launch."""
     if not server.files.events.exists():
         return Timeline()
     spans = Timeline.read(server.files.events).spans
@@ -152,7 +152,7 @@ def _read_reported_spans(server: LaunchedServer) -> Timeline:
 
 
 def measure_steady_state(client: CompletionClient, prompts: Sequence[str], max_tokens: int) -> SteadyState:
-    """Measure the steady state of a warm server. Raises CompletionFailedError."""
+    """Measure the steady state of a warm server. Raises CompletionFailedError if a request fails."""
     alone = [client.complete(prompts[0], max_tokens).seconds for _ in range(SINGLE_REQUESTS)]
     short = [client.complete(prompts[0], 1).seconds for _ in range(SINGLE_REQUESTS)]
     requests = [prompts[i % len(prompts)] for i in range(2 * CONCURRENCY)]
@@ -162,7 +162,7 @@ def measure_steady_state(client: CompletionClient, prompts: Sequence[str], max_t
 
 
 def read_cpu_s(processes: Iterable[psutil.Process] | None = None) -> dict[psutil.Process, float]:
-    """Return the CPU seconds of processes (None: of all processes on the machine), including their reaped children."""
+    """Return the CPU seconds of processes, including their reaped children. None means all processes on the machine."""
     cpu_s_by_process = dict[psutil.Process, float]()
     for one in psutil.process_iter() if processes is None else processes:
         with suppress(psutil.Error):
@@ -185,7 +185,7 @@ def _measure_cpu_s(server: LaunchedServer, cpu_before: Mapping[psutil.Process, f
 def measure_import_seconds() -> float:
     """Return the seconds from the launch of a bare interpreter until it has imported all server modules, without GC.
 
-    Raises ModeUnavailableError.
+    Raises ModeUnavailableError if an import fails.
     """
     code = _IMPORT_SCRIPT.format(imports=stock.build_import_statement(cuda=False))
     launched_s = time.monotonic()
@@ -200,7 +200,7 @@ def measure_import_seconds() -> float:
 
 
 def measure_stages(spans: Iterable[Span], begin_s: float, end_s: float) -> dict[str, float]:
-    """Return the seconds of each stage, and of the remaining time, between `begin_s` and `end_s`; empty without spans.
+    """Return the seconds of each stage, and of the remaining time, between `begin_s` and `end_s`, or {} if there are no spans.
 
     vLLM constructs the model within its weight-loading span, and that time counts only toward `structure`.
     """

@@ -1,8 +1,8 @@
 """Build the JSON document of a benchmark from its measurements, and decide whether it failed.
 
-`modes[m]` contains `first_token_s` and `cpu_s` (median, min, max, n), `ratio` (vllm-warm's median over this mode's),
-`phases`, `stages` and other fields; a mode that could not run contains only `unavailable`. A ratio above 1 means a
-shorter start. Steady-state ratios are this mode's value over vllm-warm's: a latency ratio above 1 or a throughput ratio
+`modes[m]` contains `first_token_s` and `cpu_s` (median, min, max, n), `ratio` (median of vllm-warm divided by that of
+this mode), `phases`, `stages` and other fields; a mode that could not run contains only `unavailable`. A ratio above 1 means a
+shorter start. Steady-state ratios divide this mode's value by that of vllm-warm: a latency ratio above 1 or a throughput ratio
 below 1 means a slower server.
 """
 
@@ -46,7 +46,7 @@ def build_document(
 
 
 def compare_tokens(measured: BenchRuns) -> bool | None:
-    """Return whether all runs except vllm-eager's produced vllm-warm's tokens, or None if there is nothing to compare."""
+    """Return whether all runs except those of vllm-eager produced the tokens of vllm-warm, or None without a comparison."""
     verdicts = [
         _has_reference_tokens(mode, measured) for mode in measured.runs if mode != run_order.VLLM_EAGER
     ]
@@ -78,9 +78,9 @@ def list_slow_paths(runs: Iterable[MeasuredRun]) -> list[str]:
 
 
 def measure_floor(measured: BenchRuns) -> dict[str, Summary | None]:
-    """Return the two parts of the floor in seconds. A part that was not measured is None.
+    """Return the two parts of the shortest possible start in seconds: imports and service. An unmeasured part is None.
 
-    The service time is that of the warm vLLM server if it ran, or else of the first mode that has one.
+    The service time is that of the warm vLLM server if it ran, or else of the first mode with a measurement.
     """
     served = (measured.steady(mode).values() for mode in (run_order.REFERENCE, *measured.runs))
     service = next((summarize([one.one_token_s for one in found]) for found in served if found), None)
@@ -155,7 +155,7 @@ def _summarize_steady(
 def _compare_steady(
     own: Mapping[int, SteadyState], reference: Mapping[int, SteadyState], name: str, *, worse: int
 ) -> Document | None:
-    """Compare a steady-state metric with vllm-warm's. `worse` is 1 if higher is worse, and -1 if lower is worse."""
+    """Compare a steady-state metric with that of vllm-warm. `worse` is 1 if higher is worse, and -1 if lower is worse."""
     found = paired_ratio(
         *({number: getattr(one, name) for number, one in of.items()} for of in (own, reference))
     )

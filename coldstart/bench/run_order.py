@@ -1,7 +1,7 @@
 """Benchmark options: the start modes to measure, and the order of their runs.
 
 Every round runs each mode once, so that slow periods of the machine affect all modes alike. The order rotates, so that no
-mode always runs after the same other mode and benefits from the page cache and heat that it leaves.
+mode always runs after the same other mode, whose use of the page cache and heat would affect it.
 """
 
 from __future__ import annotations
@@ -78,9 +78,11 @@ class BenchRequest:
             raise UsageError(str(error), hint="see `coldstart bench --help`") from error
         if unknown := [mode for mode in self.mode_names if mode not in MODES]:
             hint = f"use --modes with some of {','.join(MODES)}"
-            raise UsageError(f"unknown mode {unknown[0]!r}", hint=hint)
+            raise UsageError(f"--modes {self.modes}: unknown start mode {unknown[0]!r}", hint=hint)
         if len(set(self.mode_names)) != len(self.mode_names):
-            raise UsageError(f"--modes {self.modes}: a mode is listed twice", hint="list each mode once")
+            raise UsageError(
+                f"--modes {self.modes}: a start mode is listed twice", hint="list each mode once"
+            )
 
     @property
     def mode_names(self) -> list[str]:
@@ -99,8 +101,8 @@ class BenchRequest:
 def count_warmups(mode: str, requested: int, *, cold_first: bool) -> int:
     """Return the number of warm-up runs of a mode.
 
-    vllm-cold has none. Modes with warm caches need at least one. With `cold_first`, the first cold start is the warm-up
-    run of vllm-warm, because it fills the caches of vllm-warm.
+    vllm-cold has no warm-up runs. Modes with warm caches need at least one. If `cold_first` is set, the first cold start
+    counts as a warm-up run of vllm-warm, because it fills the caches of vllm-warm.
     """
     if mode == VLLM_COLD:
         return 0

@@ -1,6 +1,7 @@
 """Report of a benchmark: a table with one row per mode, plots, and notes.
 
-A ratio above 1 means a shorter start than vllm-warm's. Steady-state ratios are this mode's value over vllm-warm's.
+A ratio above 1 means a shorter start than that of vllm-warm. A steady-state ratio is the mode's value divided by that of
+vllm-warm.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def build_report(document: Document) -> Report:
 
 
 def tabulate(document: Document) -> list[Table]:
-    """Return a table with a row per mode that ran and, if spans were reported, a table of stages."""
+    """Return a table with a row per mode that ran and, if spans were reported, a table with the stages of each start."""
     ran = _list_measured(document)
     rows = [[mode, *(cell(found) for cell in COLUMNS.values())] for mode, found in ran.items()]
     stages = [

@@ -27,7 +27,7 @@ class Summary(TypedDict):
 def summarize(samples: Sequence[float]) -> Summary:
     """Return the median and range of samples. Raises ValueError if there are none."""
     if not samples:
-        raise ValueError("no samples to summarize")
+        raise ValueError("cannot summarize an empty list of samples")
     return {"median": median(samples), "min": min(samples), "max": max(samples), "n": len(samples)}
 
 

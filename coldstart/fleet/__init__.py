@@ -1,1 +1,1 @@
-"""Scheduling decisions for many servers: which of them start a cold model together, and how they share their network links."""
+"""Scheduling decisions for many servers: which servers start a cold model together, and how they share their network links."""

@@ -24,7 +24,7 @@ MAX_MODELS_PER_EVENT = 16
 
 
 class FleetCore:
-    """Decides which groups of workers a fleet runs.
+    """Scheduler that decides which groups of workers a fleet runs.
 
     Times are in seconds on one monotonic clock. `starts` is the number of groups started so far. A model that fits on no
     server waits until memory becomes free, or until an idle group of another model has been stopped for it.
@@ -55,7 +55,7 @@ class FleetCore:
         return len(self._agenda.waiting)
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Process an event that occurs at time `now`, and return the actions that the caller must carry out."""
+        """Process an event that occurs at time `now`, and return the actions that the caller must execute."""
         return [
             *self._process_event(event, now),
             *self._process_timers(now),
@@ -131,7 +131,7 @@ class FleetCore:
         if model is None or model.retired:
             yield RejectRequest(request, 404, f"model {name} is not deployed")
         elif self.waiting_count >= self.settings.max_held:
-            yield RejectRequest(request, 429, f"{self.waiting_count} requests already wait", 1.0)
+            yield RejectRequest(request, 429, f"{self.waiting_count} requests are already waiting", 1.0)
         else:
             model.arrivals.append(now)
             self._agenda.wait(request, name, now)
@@ -139,8 +139,9 @@ class FleetCore:
 
     def _process_timers(self, now: float) -> Iterator[Action]:
         for request in self._agenda.list_expired(now):
-            waited = now - self._agenda.forget(request).since
-            yield RejectRequest(request, 504, f"its model did not become ready in {waited:.0f} s")
+            known = self._agenda.forget(request)
+            reason = f"model {known.model} did not become ready within {now - known.since:.0f} s"
+            yield RejectRequest(request, 504, reason)
         for kind, name in self._agenda.due(now):
             if kind == IDLE and name in self.groups:
                 yield from self._lifecycle.stop_idle(self.groups[name], now)
@@ -169,7 +170,7 @@ class FleetCore:
             yield from self._lifecycle.stop(group, now)
 
     def _advance_models(self, now: float) -> Iterator[Action]:
-        """Start workers for at most MAX_MODELS_PER_EVENT models, and leave the others to the next event."""
+        """Start workers for at most MAX_MODELS_PER_EVENT models. The next event processes the other models."""
         left = MAX_MODELS_PER_EVENT
         while left > 0 and (names := self._agenda.take(left)):
             left -= len(names)

@@ -57,7 +57,7 @@ class LinkMeasured:
 
 @dataclass(frozen=True, slots=True)
 class HopsMeasured:
-    """The transfer times between a server and others were measured. `seconds` maps the names of the others to seconds."""
+    """The network latency in seconds between a server and the servers named in `seconds` was measured."""
 
     server: str
     seconds: dict[str, float]
@@ -65,7 +65,7 @@ class HopsMeasured:
 
 @dataclass(frozen=True, slots=True)
 class WeightsFetched:
-    """The weights of a worker's rank are in CPU memory."""
+    """The weights of a worker's rank have been fetched into CPU memory."""
 
     worker: str
 
@@ -81,7 +81,7 @@ class RankReady:
 class WorkerEnded:
     """A worker process exited or failed to start, and its memory is free. `reason` is empty if it was ordered to stop.
 
-    `own` is False if the cause is that its server could not be reached.
+    `own` is False if it was lost with its server or killed as hung.
     """
 
     worker: str
@@ -110,8 +110,8 @@ class LaunchRank:
 
     `size` is the number of weight bytes of the rank, and `fetch` is how many of them are not yet in CPU memory. The fetch
     must end by `deadline`, which is infinity if no bandwidth was reserved. If the worker fetches, a `SetFetchRate` action
-    follows. `number` is the number of its group among the groups of this model. If `beside` names a pipeline worker on
-    the same device, this worker loads the full model to replace the pipeline, and its fetch has the lowest priority.
+    follows. `number` is the number of its group among the groups of this model. If `beside` names a pipeline worker on the
+    same device, this worker loads the full model to replace the pipeline, and its fetch has the lowest priority.
     """
 
     worker: str
@@ -144,7 +144,7 @@ class FoundRank:
 
 @dataclass(frozen=True, slots=True)
 class FleetRecovered:
-    """The gateway has started and found these servers and workers. Servers in `drained` accept no new workers."""
+    """The gateway has started and found these running servers and workers. Servers in `drained` accept no new workers."""
 
     servers: tuple[ServerSpec, ...]
     ranks: tuple[FoundRank, ...] = ()

@@ -1,14 +1,15 @@
-"""Deployed models in the core: their waiting requests, their workers, and the groups that workers form, without I/O.
+"""State of deployed models in the core: waiting requests, workers, and the groups that workers form, without I/O.
 
-A group is a pipeline of one or more workers, each on a different server. Consolidation replaces a pipeline: beside each rank
-that remains, a new group of one worker loads the full model. It receives no requests until all of them are ready.
+A group is a pipeline of one or more workers, each on a different server. Consolidation replaces a pipeline with single
+workers: beside each rank that is kept, a new group of one worker loads the full model. These groups receive no requests
+until all of them are ready.
 
 starting --all ready--> serving --consolidated, idle or removed--> leaving;  any --a worker died--> removed
 
 The number of workers that a model needs now is that of ParaServe, section 6.1:
 required = ceil(max(0, waiting + arrivals in W - room) / batch).
 `room` is the number of requests that live and starting workers can still accept. The paper instead subtracts all live
-workers, so it would never start another one if all of them were busy.
+workers, so it would never start another worker while all workers are busy.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class GroupPhase(StrEnum):
 
 @dataclass(slots=True)
 class FleetWorker:
-    """A worker process. `memory` is its reserved device memory in bytes. `full` is True if the full model fits into it."""
+    """A worker process with `memory` bytes of reserved device memory. `full` is True if the full model fits into it."""
 
     launch: LaunchRank
     memory: int
@@ -132,7 +133,7 @@ class Deployment:
         return self.live() - group.keep >= self.spec.least
 
     def count_workers_to_start(self, now: float) -> int:
-        """Return the number of workers to start now. The arrivals in the last `window_s` seconds predict the next ones."""
+        """Return the number of workers to start now, given the waiting requests and the arrivals within `window_s` seconds."""
         if self.retired or now < self.retry_at:
             return 0
         room = sum(group.spare for group in self.groups.values())
@@ -177,8 +178,8 @@ class Deployment:
 class ModelAgenda(Agenda):
     """Open requests, timers, and the models to process.
 
-    Models are processed in the order in which they were touched. A model for which no server had room is blocked until
-    memory becomes free on any server.
+    Models are processed in the order in which `touch` marked them. A model for which no server had enough memory is blocked
+    until memory becomes free on any server.
     """
 
     def __init__(self, models: Mapping[str, Deployment], hold_s: float) -> None:
@@ -187,7 +188,7 @@ class ModelAgenda(Agenda):
         self._blocked: dict[str, None] = {}
 
     def deadline(self) -> float:
-        """Return when the core must continue: minus infinity if models are left to process."""
+        """Return when the core must continue, which is minus infinity if models are left to process."""
         return -inf if self._touched else super().deadline()
 
     def touch(self, model: str) -> None:
@@ -204,7 +205,7 @@ class ModelAgenda(Agenda):
         self._blocked.pop(model, None)
 
     def take(self, most: int) -> list[str]:
-        """Remove and return up to `most` of the models to process."""
+        """Remove up to `most` models from the models to process, and return them."""
         names = list(islice(self._touched, most))
         for name in names:
             del self._touched[name]

@@ -1,9 +1,9 @@
 """Life cycle of groups and their workers from launch to end. Each method yields the actions that follow from one event.
 
-A pipeline is consolidated into single workers (ParaServe, section 6). One worker remains when scaling down. When scaling up,
-as many remain as the load requires, among those with enough memory. The switch happens when all of them have loaded the full
-model. Streams that cannot be moved end in the pipeline, which stops after its last stream. If a worker that loads the full
-model ends before the switch, one fewer remains. If none is left, the pipeline keeps serving.
+A pipeline is consolidated into single workers with the full model (ParaServe, section 6): one worker when scaling down, or
+as many as the load requires and the memory allows when scaling up. The switch happens when all of these workers are ready.
+Streams that cannot be moved end in the pipeline, which stops after its last stream. If one of these workers exits before the
+switch, the others replace the pipeline. If none is left, the pipeline keeps serving.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ IDLE, RETRY = "idle", "retry"
 
 
 class GroupLifecycle:
-    """Life cycle of all groups of the fleet."""
+    """Manager of the life cycle of all groups of a fleet."""
 
     def __init__(
         self, settings: FleetSettings, models: dict[str, Deployment], roster: Roster, agenda: ModelAgenda
@@ -42,7 +42,7 @@ class GroupLifecycle:
     def drop_request(self, group: Group, request: str, now: float) -> Iterator[Action]:
         """Remove a request from a group.
 
-        If it was the last one, the group becomes idle, or stops if it accepts no new requests.
+        If the group then has no requests, it becomes idle, or stops if it accepts no new requests.
         """
         group.in_flight.pop(request, None)
         self.agenda.touch(group.model)
@@ -154,7 +154,7 @@ class GroupLifecycle:
         yield from self.fail(group, f"{worker.name}: {reason}", now, counts=own)
 
     def fail(self, group: Group, reason: str, now: float, *, counts: bool = True) -> Iterator[Action]:
-        """End a group because one of its ranks ended. Its requests return to the queue in their original positions.
+        """End a group because one of its workers ended. Its requests return to the queue in their original positions.
 
         If `counts` is set, the failure counts against the model and the requests. It is not set if a server was lost.
         """
@@ -181,7 +181,7 @@ class GroupLifecycle:
         self.agenda.touch(group.model)
 
     def _keep_fewer(self, pipeline: str, now: float) -> Iterator[Action]:
-        """Continue without a replacement of a pipeline that exited. If no replacement is left, the pipeline keeps serving."""
+        """Continue after a replacement of a pipeline exited. If no replacement is left, the pipeline keeps serving."""
         group = self.groups.get(pipeline)
         if group is None or group.phase is GroupPhase.LEAVING:
             return

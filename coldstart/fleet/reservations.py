@@ -1,6 +1,6 @@
 """Reserve bandwidth on a server's link so that every admitted fetch meets its deadline (ParaServe, Algorithm 2, corrected).
 
-A new fetch besides N others is offered B/(N+1) if every admitted fetch still ends in time with that share (equation 3). The
+While N fetches are pending, a new fetch is offered B/(N+1) if every pending fetch still ends in time with it (equation 3). The
 paper's B/N divides by zero on an idle server. The simulation is first advanced to the current time, event by event.
 Background fetches after start-up use the remaining bandwidth and do not count toward N.
 
@@ -21,7 +21,7 @@ CRUMB = 1e-3
 
 @dataclass(slots=True)
 class NetworkLink:
-    """Simulated network link.
+    """Simulated network link that transfers `rate` bytes per second.
 
     `moved` counts the transferred bytes; `pending` and `background` map fetches to remaining bytes.
     """
@@ -55,7 +55,7 @@ class NetworkLink:
     def add(self, name: str, size: float, *, background: bool = False) -> None:
         """Add a fetch of `size` bytes that starts at `self.now`. Raises ValueError if the name is already in use."""
         if name in self.pending or name in self.background:
-            raise ValueError(f"{name} is already fetching")
+            raise ValueError(f"a fetch named {name} is already in progress on this link")
         (self.background if background else self.pending)[name] = float(size)
 
     def drop(self, name: str) -> None:
@@ -64,7 +64,7 @@ class NetworkLink:
         self.background.pop(name, None)
 
     def next_end(self) -> float:
-        """Return when the next fetch ends if no other is added, or infinity if none is pending."""
+        """Return when the next fetch ends if no fetch is added until then, or infinity if none is pending."""
         active = self.pending or self.background
         return self.now + min(active.values()) * len(active) / self.rate if active and self.rate > 0 else inf
 
@@ -88,21 +88,21 @@ class BandwidthReservations:
         return share if safe else 0.0
 
     def claim(self, name: str, size: float, deadline: float, now: float) -> None:
-        """Admit a foreground fetch. `deadline` is infinity if the fetch is already late or its scheme does not need one.
+        """Admit a foreground fetch. `deadline` is infinity if the fetch is already late or needs no deadline.
 
-        Raises ValueError if the fetch would miss its deadline, or would make another fetch miss its own.
+        Raises ValueError if the fetch would miss its deadline, or would make another fetch miss its deadline.
         """
         share = self.offer(now)
         # Allow a relative error of 1e-9: the deadline was computed from the same offer.
         if deadline < inf and (share <= 0 or size > share * (deadline - now) * (1 + 1e-9) + 1e-3):
             raise ValueError(
-                f"{name} cannot fetch {size:.0f} bytes by {deadline:.3f} s in addition to the admitted fetches"
+                f"fetch {name} of {size:.0f} bytes cannot meet its deadline in addition to the admitted fetches"
             )
         self.link.add(name, size)
         self.deadlines[name] = deadline
 
     def trail(self, name: str, size: float, now: float) -> None:
-        """Admit a background fetch, which uses only the bandwidth that foreground fetches leave free."""
+        """Admit a background fetch, which uses only the bandwidth that foreground fetches do not use."""
         self._age(now)
         self.link.add(name, size, background=True)
 

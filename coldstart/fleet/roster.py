@@ -1,7 +1,7 @@
-"""Workers by name, and their resources. Every change of device memory and link reservations goes through this module.
+"""Workers of a fleet and the resources that they reserve. Only this module changes reservations of device memory and links.
 
-Invariants: a worker holds its device memory from its launch until its process is known to have ended; on each device, the
-free memory and the memory of its workers add up to the device's size; a lost server holds no memory.
+Invariants: the device memory of a worker is reserved from its launch until its process is known to have ended; on each
+device, the free memory and the memory of its workers add up to the device's size; a lost server has no reservations.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class FleetServer:
         return Offer(self.spec.name, fetch, self.spec.load, max(self.free))
 
     def take(self, memory: int) -> int:
-        """Allocate `memory` bytes on the fullest device that has enough (best fit). Return the number of the device."""
+        """Reserve `memory` bytes on the fullest device that has enough (best fit). Return the index of the device."""
         device = min((free, number) for number, free in enumerate(self.free) if free >= memory)[1]
         self.free[device] -= memory
         return device
 
 
 class Roster:
-    """Workers, and servers in the order in which they joined.
+    """Workers of a fleet, and its servers in the order in which they joined.
 
     Benchmarks subclass it to place models differently, or to model servers that already have weights.
     """
@@ -60,7 +60,7 @@ class Roster:
         self._stale: dict[str, None] = {}
 
     def time_hops(self, server: str, seconds: Mapping[str, float]) -> None:
-        """Record the measured transfer times between a server and other servers, in seconds by server name."""
+        """Record the measured network latency between a server and other servers, in seconds by server name."""
         for other, took_s in seconds.items():
             first, second = sorted((server, other))
             if first in self.servers and second in self.servers:
@@ -109,7 +109,7 @@ class Roster:
         return max((*(entries[-1][0] for entries in self._idle.values()), *fetching), default=0)
 
     def list_offers(self, model: FleetModel, now: float, avoided: Collection[str] = ()) -> list[Offer]:
-        """Return the offers from which Algorithm 1 chooses for the model, without those of servers in `avoided`.
+        """Return the offers from which Algorithm 1 chooses servers for the model. Servers in `avoided` make no offer.
 
         Among idle servers with equal links, the algorithm prefers those with the least memory that is enough. Therefore only
         a few of them make an offer: the smallest that can hold a rank, and the smallest that can hold a full worker.
@@ -148,7 +148,7 @@ class Roster:
     def place(
         self, model: FleetModel, required: int, now: float, waited_s: float, avoided: Collection[str] = ()
     ) -> Scheme | None:
-        """Choose a scheme for a start with ParaServe's Algorithm 1, from the offers that link reservations allow (Algorithm 2).
+        """Choose a placement with ParaServe's Algorithm 1, from the offers that link reservations allow (Algorithm 2).
 
         Return None if the model must wait. Servers in `avoided` are not used.
         """
@@ -156,13 +156,13 @@ class Roster:
         return choose(model, offers, self.settings, required=required, waited_s=waited_s, hops=self.hops)
 
     def count_missing(self, server: FleetServer, model: str, size: int) -> int:
-        """Return how many of the `size` bytes of a model's weights the server must fetch (here all of them)."""
+        """Return how many of the `size` bytes of a model's weights the server must fetch, which are all of them here."""
         return size
 
     def launch(
         self, deployment: Deployment, scheme: Scheme, keep: int, now: float
     ) -> tuple[Group, list[LaunchRank]]:
-        """Reserve memory and bandwidth for a scheme. Return its group and the launch actions of its ranks."""
+        """Reserve memory and bandwidth for the placement `scheme`. Return its group and the launch actions of its ranks."""
         keep, model = min(keep, max(1, scheme.full)), deployment.spec
         name = deployment.name_next_group()
         group = Group(
@@ -227,8 +227,8 @@ class Roster:
     ) -> Group | None:
         """Adopt a group that an earlier gateway launched. Return None if the group is incomplete.
 
-        A worker that is stopping, or is to be stopped, keeps its memory until it has ended. The replacements of the ranks in
-        `replaced` already hold part of the memory of these ranks.
+        A worker that is stopping, or that must be stopped, keeps its memory until it has ended. The replacements of the
+        ranks in `replaced` already use part of the memory of these ranks.
         """
         first = parts[0].launch
         whole = len(parts) == first.ranks and not any(part.stopping for part in parts)

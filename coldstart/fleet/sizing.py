@@ -1,9 +1,9 @@
-"""Number and choice of servers for a cold start (ParaServe, Algorithm 1, corrected).
+"""Choose the servers for a cold start, and how many of them (ParaServe, Algorithm 1, corrected).
 
 Corrections: candidates for the remaining ranks are sorted in ascending order like the others, and a server holds one
 rank. The sort key is the complete term_x rather than 1/b + 1/p: equation 5 is not a sum, and sorting by term_x makes the
-greedy choice optimal. A group that is consolidated later needs a full worker to consolidate into. A fallback that no server
-can hold is not a scheme. Neither is a pipeline that is not faster than one worker: starting its ranks may cost more time
+greedy choice optimal. A group that is consolidated later needs a full worker to consolidate into. A fallback that fits on
+no server is not returned. Neither is a pipeline that is not faster than one worker: starting its ranks may cost more time
 than their parallel fetches save.
 
 Invariant: schemes are tried in the order of `list_group_sizes`, then by ascending number of full workers. The result is
@@ -37,12 +37,12 @@ from coldstart.fleet.specification import MOST_RANKS, Costs, FleetModel, FleetSe
 
 
 def fetch_s(size: float, rate: float) -> float:
-    """Return the seconds that it takes to move `size` bytes at `rate` bytes per second: infinity at rate 0, 0 for no bytes."""
+    """Return the seconds to transfer `size` bytes at `rate` bytes per second: infinity at rate 0, and 0 for no bytes."""
     return size / rate if rate > 0 else (inf if size else 0.0)
 
 
 def predict_loaded_s(costs: Costs, size: float, fetch: float, load: float) -> float:
-    """Return the seconds from the decision until a rank of `size` bytes is loaded (term_x)."""
+    """Return the seconds from the scheduling decision until a rank of `size` bytes is loaded (term_x)."""
     return predict_loaded_after_s(
         costs, size, load, fetched_s=predict_fetch_begin_s(costs) + fetch_s(size, fetch)
     )
@@ -57,7 +57,7 @@ def predict_loaded_after_s(costs: Costs, size: float, load: float, fetched_s: fl
 
 
 def predict_fetch_begin_s(costs: Costs) -> float:
-    """Return the seconds until the fetch begins: 0, or until the runtime is ready if the start is sequential."""
+    """Return the seconds until the fetch begins: 0, or the time until the runtime is ready if the start is sequential."""
     return costs.runtime_s if costs.overlap is Overlap.SEQUENTIAL else 0.0
 
 
@@ -67,7 +67,7 @@ def compute_slowdown(ranks: int, full: int) -> float:
 
 
 def predict_first_token_s(costs: Costs, ranks: int, full: int) -> float:
-    """Return the seconds from when the group is ready to its first token. `full` ranks have the memory of a full model."""
+    """Return the seconds from a ready group to its first token. `full` of its ranks have the memory of a full model."""
     return costs.prefill_s * compute_slowdown(ranks, full) + costs.hop_s * ranks
 
 
@@ -99,7 +99,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Placement of one rank: its server, its weight bytes, its device bytes, and whether it can later hold the full model."""
+    """Placement of one rank: its server, weight bytes and device bytes, and whether it can hold the full model later."""
 
     server: str
     size: int
@@ -109,7 +109,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """Placement of a group: its ranks in pipeline order, predicted times, whether it meets the SLO, and why it was chosen."""
+    """Placement of a group: its ranks in pipeline order, predicted times, whether they meet the SLO, and why it was chosen."""
 
     places: tuple[Place, ...]
     term_s: float
@@ -124,14 +124,14 @@ class Scheme:
 
 
 def list_group_sizes(required: int, most: int = MOST_RANKS) -> Iterator[int]:
-    """Yield group sizes in order of preference: `required` (section 6.1) up to `most`, then smaller sizes, largest first."""
+    """Yield group sizes in order of preference: `required` up to `most`, then smaller sizes in descending order."""
     least = min(max(1, required), most)
     yield from range(least, most + 1)
     yield from range(least - 1, 0, -1)
 
 
 def count_min_full_workers(ranks: int, required: int, consolidate: bool) -> int:
-    """Return the minimum number of full workers in a group, which is the number that remains after consolidation."""
+    """Return the minimum number of workers in a group that have memory for the full model. They remain after consolidation."""
     return max(1, min(ranks, required)) if consolidate or ranks == 1 else 0
 
 
@@ -148,10 +148,10 @@ def choose(
     waited_s: float = 0.0,
     hops: Hops | None = None,
 ) -> Scheme | None:
-    """Return the smallest scheme that meets the SLO, else the fastest single worker, or None if the model must wait.
+    """Return the smallest placement that meets the SLO, else the fastest single worker, or None if the model must wait.
 
-    The oldest request has already waited `waited_s` seconds. For server pairs in `hops`, the measured time replaces the hop
-    time in the model's costs.
+    The oldest request has already waited `waited_s` seconds. For server pairs in `hops`, the measured time replaces the
+    hop time in the model's costs.
     """
     open_ = [offer for offer in offers if offer.fetch_bytes_per_s > 0]
     # The scheme of a single worker is considered first, unless more workers are required.
@@ -209,7 +209,7 @@ def list_schemes(
     waited_s: float = 0.0,
     hops: Hops | None = None,
 ) -> Iterator[Scheme]:
-    """Yield the best scheme for each group size and number of full workers that fits, in order of preference."""
+    """Yield the best placement for each group size and number of full workers that fits, in order of preference."""
     for ranks in list_group_sizes(required, settings.most_ranks):
         if ranks in model.unavailable:
             continue

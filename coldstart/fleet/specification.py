@@ -136,7 +136,7 @@ class FleetModel:
     def __post_init__(self) -> None:
         if not 0 < self.size <= self.memory:
             raise UsageError(
-                f"model {self.name}: size must be above 0 and at most memory ({self.memory} bytes), found {self.size} bytes"
+                f"model {self.name}: `size` must be above 0 and at most `memory` ({self.memory} bytes), found {self.size} bytes"
             )
         if self.batch < 1 or not 0 <= self.least <= self.most or self.most < 1 or self.idle_s < 0:
             raise UsageError(
@@ -145,12 +145,12 @@ class FleetModel:
             )
         if not 0 <= self.held_twice <= 1:
             raise UsageError(
-                f"model {self.name}: held_twice must be between 0 and 1, found {self.held_twice}"
+                f"model {self.name}: `held_twice` must be between 0 and 1, found {self.held_twice}"
             )
         for ranks, shares in self.shares.items():
             if len(shares) != ranks or min(shares) <= 0:
                 raise UsageError(
-                    f"model {self.name}: expected one share for each of {ranks} ranks, found {len(shares)}"
+                    f"model {self.name}: expected {ranks} positive weight sizes for {ranks} ranks, found {list(shares)}"
                 )
 
     def group_costs(self, count: int) -> Costs:
@@ -165,11 +165,11 @@ class FleetModel:
         return tuple(self.size * (r + 1) // count - self.size * r // count for r in range(count))
 
     def full_memory(self, count: int) -> int:
-        """Return the device bytes of a full worker in a group of `count` ranks, with weights held twice until the switch."""
+        """Return the device bytes of a full worker in a group of `count` ranks, including weights that are in memory twice."""
         return self.memory + (ceil(self.held_twice * max(self.ranks(count))) if count > 1 else 0)
 
     def part(self, count: int) -> int:
-        """Return the device bytes of a worker for one of `count` ranks: its share (section 4.1.2), but at least its weights."""
+        """Return the device bytes of a worker for one of `count` ranks: its share of `memory`, but at least its weights."""
         return max(ceil(self.memory / count), *self.ranks(count))
 
 
@@ -194,17 +194,17 @@ class DeployOptions:
         None, "GPU memory of a worker, such as 16GiB; default: as recorded in the bundle.", "--memory", "SIZE"
     )
     size: str | None = setting(
-        None, "Size of the weights, such as 14GiB; default: size of the files.", "--size", "SIZE"
+        None, "Size of the weights, such as 14GiB; default: size of the weight files.", "--size", "SIZE"
     )
     start_s: float | None = setting(
         None,
-        "Duration of a start, excluding the loading of weights, in seconds; default: as recorded in the bundle.",
+        "Duration of a start without loading weights, in seconds; default: as recorded in the bundle.",
         "--start",
         "SECONDS",
     )
     weights_from: str | None = setting(
         None,
-        "Where servers without local weights fetch them from: http(s)://..., s3://... or hf://REPO@REV.",
+        "Source from which servers without local weights fetch them: http(s)://..., s3://... or hf://REPO@REV.",
         "--weights-from",
         "SOURCE",
     )
@@ -214,8 +214,8 @@ class DeployOptions:
 class FleetSettings:
     """Settings of a fleet's scheduling decisions.
 
-    A server that makes no progress for `hang_timeout_s` seconds is killed; see `host.live.servers.await_hang` for the rule.
-    If `reclaim` is set, idle workers stop early when another model finds no room.
+    A server that makes no progress for `hang_timeout_s` seconds is killed; see `host.live.servers.await_hang` for the
+    rule. If `reclaim` is set, idle workers stop early when another model fits on no server.
     """
 
     most_ranks: int = setting(
@@ -257,7 +257,7 @@ class FleetSettings:
 
 
 def parse_slo(text: str, metrics: Sequence[str]) -> dict[str, float]:
-    """Parse latency limits such as 'ttft=2,tpot=0.1' into seconds by metric. Raises UsageError for any other text."""
+    """Parse latency limits such as 'ttft=2,tpot=0.1' into seconds by metric. Raises UsageError if the text is invalid."""
     limits: dict[str, float] = {}
     for part in filter(None, text.split(",")):
         name, _, value = part.partition("=")
@@ -308,7 +308,7 @@ def _tables(given: Any, kind: str) -> dict[str, dict[str, Any]]:
     if not isinstance(given, dict) or not given or not all(isinstance(one, dict) for one in given.values()):
         raise UsageError(
             f"no {kind} are defined: at least one table [{kind}.NAME] is required",
-            hint=f"write [{kind}.NAME] with its members below",
+            hint=f"add a table [{kind}.NAME] with its settings",
         )
     return given
 
@@ -337,7 +337,7 @@ def _names(place: str, name: str, count: object) -> list[str]:
         return [name]
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise UsageError(
-            f"{place}: count: expected an integer of 1 or more, found {count!r}",
+            f"{place}.count: expected an integer of 1 or more, found {count!r}",
             hint="use a positive integer, such as `count = 2`",
         )
     return [f"{name}-{number}" for number in range(count)]
@@ -347,7 +347,7 @@ def _fits(file: FleetFile) -> None:
     largest = max(server.memory for server in file.servers)
     for model in file.models:
         if model.memory > largest:
-            hint = "name a server with a larger device, or split the model: several devices for a worker are not supported"
+            hint = "add a server with a larger device; a worker cannot use several devices"
             raise UsageError(
                 f"models.{model.name} requires {model.memory} bytes, but the largest device has only {largest} bytes",
                 hint=hint,

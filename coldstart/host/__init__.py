@@ -1,1 +1,1 @@
-"""Scheduling decisions for many models on one machine: admission, starts and evictions. `host.live` carries them out."""
+"""Scheduling decisions for many models on one machine: admission, starts and evictions. `host.live` executes them."""

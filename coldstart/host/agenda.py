@@ -1,7 +1,7 @@
-"""Open requests and timers of a decision core, without I/O. The cores of a host and of a fleet share this part.
+"""Open requests and timers of a decision core, without I/O. The cores of hosts and fleets use this module.
 
-Invariant: a request waits for at most one model, and only once. A request that was dispatched and came back waits in its
-original position.
+Invariant: a request waits for at most one model, and only once. A request that returns to the queue after its dispatch waits
+in its original position.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Protocol
 
 
 class Queue(Protocol):
-    """A model with the requests that wait for it, by name, with the time of their arrival."""
+    """A model whose field `waiting` maps the requests that wait for it to the times of their arrival."""
 
     waiting: dict[str, float]
 
@@ -24,9 +24,9 @@ class Queue(Protocol):
 class TrackedRequest:
     """A request for `model` that arrived at time `since`.
 
-    `group` is the group of a fleet, or the model of a host, to which it was dispatched, or None while it waits. `tries` is
-    the number of groups that failed while they had the request. `target` is the group to which its stream is being
-    migrated. The request counts toward the load of that group from the start of the migration.
+    `group` is the group of a fleet, or the model of a host, to which the request was dispatched, or None while it waits.
+    `tries` is the number of groups that failed while they processed the request. `target` is the group to which its stream
+    is being migrated. The request counts toward the load of the target from the start of the migration.
     """
 
     model: str
@@ -39,8 +39,8 @@ class TrackedRequest:
 class Agenda:
     """Open requests by name, and timers.
 
-    `waiting` maps the requests without a group to the times since when they have waited, in order of these times. A request
-    may wait for `hold_s` seconds.
+    `waiting` maps each request without a group to the time since when it has waited, in order of these times. A request may
+    wait for `hold_s` seconds.
     """
 
     def __init__(self, models: Mapping[str, Queue], hold_s: float) -> None:
@@ -95,12 +95,12 @@ class Agenda:
         heappush(self._timers, (time, self._number, kind, name))
 
     def deadline(self) -> float:
-        """Return when the next timer is due or the next request expires, or infinity if neither will happen."""
+        """Return when the next timer is due or the next request expires, or infinity if there is neither."""
         expires = next(iter(self.waiting.values()), inf) + self.hold_s
         return min(expires, self._timers[0][0]) if self._timers else expires
 
     def due(self, now: float) -> Iterator[tuple[str, str]]:
-        """Yield the kind and name of each timer that is due, in order. Timers added meanwhile are left for the next call."""
+        """Yield the kind and name of each timer that is due, in order. Timers added during the iteration are not included."""
         last = self._number
         while self._timers and self._timers[0][0] <= now and self._timers[0][1] <= last:
             _, _, kind, name = heappop(self._timers)

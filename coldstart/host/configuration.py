@@ -1,19 +1,19 @@
 """Parse and validate the TOML configuration file of a host, and list the differences between two configurations.
 
-memory = "60GiB"            # of all models together; every field of HostSettings is allowed here
+memory = "60GiB"            # total for all models; every field of HostSettings is allowed here
 policy = "predictive"
 idle_s = 900                # default for models without their own idle_s
 on_miss = "fail"            # default for models without their own on_miss
 
 [models.llama2-7b]
-memory = "14GiB"            # a live host takes memory and start_s from the bundle by default
-start_s = 8.0               # from stopped until ready
-idle_s = 600                # optional, like pinned = true
-prewarm = "0 8 * * 1-5"     # optional: cron expression in local time; the model starts at these moments
-model = "meta-llama/Llama-2-7b-hf"  # model to serve, by default the name of the table
-args = ["--max-model-len", "4096"]  # vLLM arguments; by default those of its newest trusted bundle
-devices = [0, 1]            # optional: GPUs that its server sees; all models have the key, or none
-aliases = ["llama"]         # more names; mode, on_miss, revision, untrusted: as for `coldstart serve`
+memory = "14GiB"            # default on a live host: memory and start_s of the bundle
+start_s = 8.0               # seconds from stopped to ready
+idle_s = 600                # optional; `pinned = true` keeps the model loaded instead
+prewarm = "0 8 * * 1-5"     # optional: cron expression in local time; the model starts at these times
+model = "meta-llama/Llama-2-7b-hf"  # model to serve; default: the name of the table
+args = ["--max-model-len", "4096"]  # vLLM arguments; default: those of its newest trusted bundle
+devices = [0, 1]            # optional: indices of the GPUs that its server may use; set it for all models or for none
+aliases = ["llama"]         # additional names; mode, on_miss, revision and untrusted work as in `coldstart serve`
 
 [[models.llama2-7b.tiers]]  # optional, between awake and stopped, in order of increasing penalty_s
 name = "asleep-1"
@@ -67,7 +67,7 @@ def find_next_moment(expression: str, now: float) -> float:
     from cronsim import CronSim, CronSimError
 
     if len(expression.split()) != 5:
-        raise ValueError("expected five fields")
+        raise ValueError(f"expected five fields, found {len(expression.split())}")
     try:
         for moment in CronSim(expression, datetime.fromtimestamp(now)):
             # If a local time occurs twice and the first occurrence has passed, use the second.
@@ -77,14 +77,15 @@ def find_next_moment(expression: str, now: float) -> float:
                     return at
     except CronSimError as error:
         raise ValueError(str(error)) from error
-    raise ValueError("no match within the next 50 years")
+    raise ValueError("the expression matches no time within the next 50 years")
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Estimates for a model: its `memory` in bytes when awake, its start time in seconds from stopped, and their source.
+    """Estimated memory in bytes and start time in seconds of a model, and the source of these estimates.
 
-    `shared` is the part of `memory`, in bytes, that the server shares with the runtime template from which it is forked.
+    `memory` is the usage of the ready model. `shared` is the part of it that the server shares with the runtime template
+    from which it is forked.
     """
 
     memory: int
@@ -114,8 +115,8 @@ class ModelTable(Launch):
 class HostFile:
     """Parsed configuration of a host.
 
-    `notes` are warnings about its settings. `argument_sources` maps each model without arguments of its own to the name of
-    the bundle that supplies them.
+    `notes` are warnings about its settings. `argument_sources` maps each model whose vLLM arguments the file does not set
+    to the name of the bundle that supplies them.
     """
 
     settings: HostSettings
@@ -177,7 +178,8 @@ def load(
 def parse(table: Mapping[str, Any], profiles: Profiles | None = None, adopt: Adopt | None = None) -> HostFile:
     """Parse a host configuration.
 
-    `profiles` and `adopt` supply missing estimates and arguments, and may raise errors of their own.
+    `profiles` supplies the estimates, and `adopt` the vLLM arguments, that the configuration does not set. Both may raise
+    other errors.
 
     Raises:
         UsageError: The content is not a valid host configuration.
@@ -199,7 +201,7 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None, adopt: Ado
     missing = [name for name, launch in launches.items() if not launch.devices]
     if missing and len(missing) < len(launches):  # the other models would use memory of an unknown device
         raise UsageError(
-            f"models.{missing[0]}: missing key devices, which other models have",
+            f"models.{missing[0]}: missing key `devices`, which other models set",
             hint="set devices = [0], or the devices of its tensor-parallel ranks",
         )
     if all(launch.mode not in FORKED for launch in launches.values()):

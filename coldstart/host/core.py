@@ -2,7 +2,7 @@
 
 Invariants after each event: requests are dispatched only to ready models, in order of arrival for each model. A model with
 requests in flight never changes its tier. Reserved memory never exceeds the host's memory. The model of the oldest pending
-request starts first, and memory that is being freed for it is given to no other model.
+request starts first, and memory that is being freed for it is not allocated to any other model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CHECK = "check"
 
 
 class Core:
-    """Decides which models of a host run. All times are in seconds on one monotonic clock."""
+    """Scheduler that decides which models of a host run. All times are in seconds on one monotonic clock."""
 
     def __init__(self, specs: Iterable[ModelSpec], settings: HostSettings, template_bytes: int = 0) -> None:
         """Create the core, and reserve `template_bytes` bytes of memory if the settings require a runtime template."""
@@ -43,7 +43,7 @@ class Core:
         return self.residents.models
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Process an event that occurs at time `now`, and return the actions that the caller must carry out.
+        """Process an event that occurs at time `now`, and return the actions that the caller must execute.
 
         Raises:
             IllegalTransitionError: The state of the model does not allow this event.
@@ -183,7 +183,7 @@ class Core:
             self.residents.drain(model, model.spec.tiers[-1], now, why)
 
     def _schedule_check(self, model: Model) -> None:
-        """Plan the next check of a model, unless an earlier one is planned, which then plans the next."""
+        """Plan the next check of a model, unless an earlier check is planned, which then plans the next one."""
         due, name = self._find_due_time(model), model.spec.name
         if due < self._checks.get(name, inf):
             self._checks[name] = due

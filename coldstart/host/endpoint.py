@@ -4,11 +4,11 @@ A client key file has one table for each client. A file without tables is valid,
 
 [laptop]                        # name of the client in metrics and errors; its key appears in neither
 key_file = "/run/keys/laptop"   # absolute, or relative to this file
-models = ["tiny-llama"]         # optional: names of models; default: all models
+models = ["tiny-llama"]         # optional: models that the client may use; default: all models
 admin = false                   # true: the client may also read status, metrics and logs, and control the host
 
-Invariant: no key is part of an error, a representation or a comparison whose time depends on its content. The command
-line generates an option and an environment variable from each field of `GatewayEndpoint` and `GatewayLimits`.
+Invariant: keys never appear in error messages or in `repr`, and are compared in constant time. The command line
+generates an option and an environment variable from each field of `GatewayEndpoint` and `GatewayLimits`.
 """
 
 # ruff: noqa: RUF009 - `setting` returns a dataclass field
@@ -52,7 +52,7 @@ class ClientKey:
 
 
 class ClientKeys:
-    """The client keys in one TOML file. Raises UsageError if the file or one of its key files is invalid."""
+    """API keys of clients, read from one TOML file. Raises UsageError if the file or one of its key files is invalid."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -61,7 +61,7 @@ class ClientKeys:
         self.read()
 
     def find(self, key: bytes) -> ClientKey | None:
-        """Return the client that has this key, or None if the key is unknown."""
+        """Return the client whose API key is `key`, or None if the key is unknown."""
         # Compare with every key, so that the response time does not reveal partial matches.
         found = [client for client in self.clients if hmac.compare_digest(client.key, key)]
         return found[0] if found else None
@@ -71,7 +71,7 @@ class ClientKeys:
         return any(client.admin for client in self.clients)
 
     def describe_unknown_models(self, catalogue: Catalogue) -> Iterator[str]:
-        """Yield a warning for each model name in a client's permissions that does not exist."""
+        """Yield a warning for each model that a client is permitted to use but that does not exist."""
         for client in self.clients:
             for name in client.models or ():
                 if catalogue.find_destination(name) is None:
@@ -87,7 +87,7 @@ class ClientKeys:
         return any(find_state(path) != state for path, state in self._states.items())
 
     def read(self) -> None:
-        """Read the files again. If that fails, the previous clients remain in effect.
+        """Reload the client keys. If that fails, the previous keys remain in effect.
 
         Raises:
             UsageError: A file cannot be read, an entry is unknown, or two clients have the same key.
@@ -103,7 +103,7 @@ class ClientKeys:
                 client = replace(client, key=read_key(path).encode())
                 if (other := clients.setdefault(client.key, client)) is not client:
                     raise UsageError(
-                        f"{other.name} and {name} have the same key",
+                        f"clients {other.name} and {name} have the same key",
                         hint="generate a new key with `openssl rand -hex 32`",
                     )
         except UsageError as error:
@@ -116,10 +116,11 @@ KIB, MIB = 1 << 10, 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class GatewayLimits:
-    """Limits of each connection and of all connections together. Sizes are in bytes, and times are in seconds.
+    """Limits on each client connection and on all connections together. Sizes are in bytes, and times are in seconds.
 
-    The request line and headers may have up to `head_bytes` and must arrive within `head_s`, and the body within `body_s`.
-    All buffered bodies together may have up to `buffered_bytes`. A client that stops reading is disconnected after `write_s`.
+    The request line and headers must not exceed `head_bytes` and must arrive within `head_s`, and the body within
+    `body_s`. All buffered bodies together must not exceed `buffered_bytes`. A client that stops reading is disconnected
+    after `write_s`.
     """
 
     head_bytes: int = 32 * KIB
@@ -139,7 +140,7 @@ class GatewayLimits:
     )
     connections: int = setting(
         8192,
-        "Maximum number of client connections; the limit of open files can reduce it.",
+        "Maximum number of client connections; the limit on open files can reduce it.",
         "--max-connections",
         "N",
         minimum=1,
@@ -180,7 +181,7 @@ class GatewayEndpoint:
     insecure: bool = setting(False, "Allow other machines to connect without an API key.", "--insecure")
     allow_hosts: tuple[str, ...] = setting(
         (),
-        "Additional host name that clients without a key may use in requests; * allows any name. Repeatable.",
+        "Additional host name by which clients without a key may address the gateway; * allows any name. Repeatable.",
         "--allow-host",
         "NAME",
     )
@@ -223,7 +224,7 @@ class GatewayEndpoint:
             if not _ORIGIN.fullmatch(origin.lower()):
                 raise UsageError(
                     f"invalid --allow-origin: {origin!r} is not an origin",
-                    hint="include scheme, name and port: https://chat.example.com:8443",
+                    hint="include the scheme and the host name, such as https://chat.example.com:8443",
                 )
         if self.api_key is not None and not self.api_key.strip():
             raise UsageError(
@@ -241,11 +242,12 @@ class GatewayEndpoint:
             )
         if (self.tls_cert is None) != (self.tls_key is None):
             raise UsageError(
-                "TLS requires both a certificate and its key", hint="pass --tls-cert FILE --tls-key FILE"
+                "TLS requires both a certificate and its key",
+                hint="pass both --tls-cert FILE and --tls-key FILE",
             )
         is_local = Origin("http", self.host.lower(), self.port).is_loopback
         if not (self.requires_key or self.insecure or is_local):
             raise UsageError(
                 f"cannot listen at {self.host} without an API key: other machines could use all models",
-                hint="pass --api-key-file FILE, or --insecure to allow it",
+                hint="pass --api-key-file FILE, or --insecure to allow access without a key",
             )

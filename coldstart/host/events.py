@@ -25,7 +25,7 @@ class RequestArrived:
 
 @dataclass(frozen=True, slots=True)
 class RequestEnded:
-    """A pending or running request was answered or failed, or its client disconnected."""
+    """A pending or running request completed or failed, or its client disconnected."""
 
     request: str
 
@@ -43,7 +43,7 @@ NO_BUNDLE = "no-bundle"
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Cause of a failure, as processes report it to each other: a message, and a hint and an error code if there are any."""
+    """Cause of a failure, in a form that processes can exchange: a message, and optionally a hint and an error code."""
 
     message: str
     hint: str = ""
@@ -71,7 +71,7 @@ class ModelFailed:
 
 @dataclass(frozen=True, slots=True)
 class TierChanged:
-    """The model has reached the tier that a `ChangeTier` action ordered."""
+    """The model has moved to the residency tier that a `ChangeTier` action requested."""
 
     model: str
 
@@ -86,12 +86,12 @@ class MemoryMeasured:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed. The driver sends this event when the time of `Core.deadline` is reached."""
+    """A timer has expired. The driver sends this event at the time that `Core.deadline` returned."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationChanged:
-    """The configuration changed. Models that are no longer listed drain and stop, and `reason` says why.
+    """The configuration changed. Running models that are not in `models` drain and stop, and the log shows `reason`.
 
     `settings` is None if the settings are unchanged.
     """
@@ -105,8 +105,8 @@ class ConfigurationChanged:
 class ServerOutdated:
     """The model's server must be replaced, for example because its arguments changed: it finishes its requests and then stops.
 
-    New requests wait for the next start. `reason` is a text for logs. The core ignores this event while the model is
-    starting, so it must be sent after the start.
+    New requests wait for the next start. `reason` is shown in the log. The core ignores this event while the model is
+    starting, so it must be sent after the start has completed.
     """
 
     model: str
@@ -128,7 +128,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class StartModel:
-    """Start a model from its current tier, which is `tier`."""
+    """Start a model from its current residency tier, which is `tier`."""
 
     model: str
     tier: Tier
@@ -136,9 +136,9 @@ class StartModel:
 
 @dataclass(frozen=True, slots=True)
 class ChangeTier:
-    """Move a model that has no running requests to a lower tier.
+    """Move a model that has no running requests to a lower residency tier.
 
-    `reason` is a text for logs. `evicted_for` is the model that needs the memory, if any.
+    `reason` is shown in the log. `evicted_for` is the model that needs the memory, if any.
     """
 
     model: str
@@ -159,8 +159,8 @@ class DispatchRequest:
 class RejectRequest:
     """Reject a request with an HTTP status. `retry_after_s` is set if a retry may succeed.
 
-    The client receives `reason` and `hint`. `detail` is only logged, because it may contain information that clients must not
-    see.
+    The client receives `reason` and `hint`. `detail` is only logged, because it may contain information that clients must
+    not see.
     """
 
     request: str

@@ -25,8 +25,8 @@ class Launch:
     """Launch specification of the model `name`. `model` is an alias, a repository ID or a directory.
 
     `on_miss` is "fail", or "warn" to start stock vLLM if no bundle matches. An `unlisted` model does not appear in
-    /v1/models. `weights_from` is the source of the weights on a machine that does not have them. `devices` are the numbers of
-    the GPUs that the server may use. If it is empty, the server may use all of them.
+    /v1/models. `weights_from` is the source from which a machine without the weights fetches them. `devices` are the
+    indices of the GPUs that the server may use. If `devices` is empty, it may use all GPUs.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Launch:
 
     @cached_property
     def served_names(self) -> tuple[str, ...]:
-        """Return the model names that its server accepts (`--served-model-name`). Responses contain the first one."""
+        """Return the model names that the server accepts (`--served-model-name`). Its responses contain the first name."""
         given = self.args.value("served_model_name", self.name)
         return tuple(map(str, given)) if isinstance(given, list) else (str(given),)
 
@@ -82,7 +82,7 @@ class Launch:
 
     @property
     def server_identity(self) -> tuple[object, ...]:
-        """Return a tuple that is equal for two launches whose servers would be identical."""
+        """Return a value that is equal for two launches if they would start identical servers."""
         arguments = (self.model, tuple(self.args), self.served_names)
         return (*arguments, self.revision, self.untrusted, self.devices)
 
@@ -124,7 +124,7 @@ class Catalogue:
                 known = self._routes.setdefault(name, Destination(launch.name, served))
                 if known.model != launch.name:
                     raise UsageError(
-                        f"{name!r} refers to two models, {known.model} and {launch.name}",
+                        f"the model name {name!r} refers to two models, {known.model} and {launch.name}",
                         hint="give each model unique aliases",
                     )
 

@@ -73,7 +73,7 @@ class Model:
     def start(self, now: float) -> None:
         self._require_state("start", *STARTABLE)
         if now < self.retry_at:
-            raise IllegalTransitionError(f"model {self.spec.name} may not start before {self.retry_at}")
+            raise IllegalTransitionError(f"model {self.spec.name} must not start before {self.retry_at}")
         self._enter(State.STARTING, now)
 
     def ready(self, now: float, seconds: float) -> None:
@@ -90,7 +90,7 @@ class Model:
         self._enter(State.DRAINING, now)
 
     def order_tier_change(self) -> bool:
-        """Return whether the tier change can be ordered now. This is True at most once per drain."""
+        """Mark the tier change as ordered if no request of the model is running. Return whether this call marked it."""
         self._require_state("leave", State.DRAINING)
         can_leave = not self.is_tier_change_ordered and not self.in_flight
         self.is_tier_change_ordered = self.is_tier_change_ordered or can_leave
@@ -108,7 +108,7 @@ class Model:
     def fail(
         self, failure: Failure, now: float, backoff_s: float, backoff_max_s: float, *, external: bool = False
     ) -> None:
-        """Record that the process exited or failed to start. The model's requests are ended by other events."""
+        """Record that the model's process exited or failed to start. The caller must end the model's requests."""
         self._require_state("fail", *RESIDENT, State.ASLEEP)
         self.failure, self.tier = failure, self.spec.tiers[-1]
         killed = external and self.state is State.STARTING
@@ -162,5 +162,5 @@ class Model:
     def _require_state(self, event: str, *states: State) -> None:
         if self.state not in states:
             raise IllegalTransitionError(
-                f"event {event} is invalid for {self.spec.name} in state {self.state}"
+                f"event {event!r} is invalid for model {self.spec.name} in state {self.state}"
             )

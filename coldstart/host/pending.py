@@ -1,4 +1,4 @@
-"""Starts of models without a request, and rejections of requests.
+"""Choose models to start without a request, and reject requests.
 
 Pinned models and then the default model start without a request, after the models of all pending requests. A pinned model may
 evict idle models. The default model starts only in free memory, while no request is pending or running.
@@ -18,7 +18,7 @@ from coldstart.units import format_memory
 
 
 def list_proactive_starts(residents: Residents, pending_count: int, now: float) -> list[TrackedRequest]:
-    """Return the models to start without a request, as requests that arrive now, so that no busy model is evicted for them.
+    """Return the models to start without a request, as requests that arrive now and therefore evict no busy model.
 
     `pending_count` is the number of pending requests.
     """
@@ -56,7 +56,7 @@ def find_rejection(
     if not residents.fits(model):
         return reject_too_large(residents, request, model)
     if len(agenda.waiting) >= residents.settings.max_held:
-        reason = f"{len(agenda.waiting)} requests already wait for models"
+        reason = f"{len(agenda.waiting)} requests are already waiting for models"
         return RejectRequest(request, 429, reason, _estimate_wait_s(residents, agenda, model))
     return None
 
@@ -76,8 +76,8 @@ def reject_too_large(residents: Residents, request: str, model: Model) -> Reject
 def reject_failed(model: Model, request: str, now: float) -> RejectRequest:
     """Return the rejection of a request whose model failed to start.
 
-    The client receives a short reason without paths. If no bundle matches, it also receives the difference from another
-    bundle and a command that helps. `detail` contains the full error.
+    The client receives a short reason without paths. If no bundle matches, it also receives the difference from the most
+    similar bundle and a command that fixes the problem. `detail` contains the full error.
     """
     cause = model.failure or Failure("")
     is_missing = cause.code == NO_BUNDLE

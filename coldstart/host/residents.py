@@ -1,8 +1,8 @@
 """Memory of a host's models: reservations, eviction candidates, and the tiers to which evicted models move.
 
-Invariants: a model that is in use, pinned, starting or draining is never an eviction candidate. The policy is notified
-exactly once of each load and each eviction. `used` of an account is the sum of its reservations. It exceeds the capacity only
-if a model was measured to use more than was reserved for it.
+Invariants: a model that is pinned, starting or draining is never an eviction candidate. The policy is notified exactly once
+of each load and each eviction. `used` of an account is the sum of its reservations, and exceeds the capacity only if a model
+was measured to use more memory than was reserved for it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Place = int | None
 
 
 def count_device_bytes(size: int, devices: tuple[int, ...], place: Place) -> int:
-    """Return the bytes on one device of a model of `size` bytes, spread evenly over `devices` (tensor parallelism)."""
+    """Return the bytes of a model on device `place` (None: all devices) if it is spread evenly over `devices`, as with TP."""
     if place is None:
         return size
     return -(-size // len(devices)) if place in devices else 0
 
 
 class MemoryAccount:
-    """Memory reservations of the models, for all devices together and for each device.
+    """Memory reservations of all models, in total and on each device.
 
     `capacity` is the total in bytes, and `bytes_per_device` is the size of each device. An account of CPU memory has no
     devices.
@@ -52,13 +52,13 @@ class MemoryAccount:
         return self.capacity if place is None else self.bytes_per_device
 
     def free(self, place: Place = None) -> int:
-        """Return the free bytes, which are negative if the measured memory exceeds the capacity."""
+        """Return the number of unreserved bytes, which is negative if the measured memory exceeds the capacity."""
         if place is None:
             return self.capacity - self.used
         return self.bytes_per_device - sum(self.reserved_bytes(model, place) for model in self._devices)
 
     def place(self, model: str, devices: tuple[int, ...]) -> None:
-        """Assign a model to devices, unless it uses memory on its current ones."""
+        """Assign a model to devices, unless it still has memory reserved on its current devices."""
         if not self.reserved_bytes(model):
             self._devices[model] = devices
 
@@ -66,7 +66,7 @@ class MemoryAccount:
         return self._devices.get(model, ())
 
     def list_places(self) -> list[Place]:
-        """Return None, which means all devices together, and then each device to which a model is assigned."""
+        """Return the places with a memory limit: None for all devices together, and each device that models are assigned to."""
         return [None, *dict.fromkeys(number for devices in self._devices.values() for number in devices)]
 
 
@@ -122,7 +122,7 @@ class Residents:
         return gone
 
     def _apply_settings(self, settings: HostSettings, now: float) -> None:
-        """Apply new settings. If the policy or the capacity changed, create a new policy and tell it the resident models."""
+        """Apply new settings. If the policy or the capacity changed, create a new policy and register the resident models."""
         before, self.settings = self.settings, settings
         self.device.capacity, self.device.bytes_per_device = settings.memory, settings.bytes_per_device
         self.host_memory.capacity = settings.host_memory
@@ -169,7 +169,7 @@ class Residents:
     def find_max_memory(self, model: Model) -> int:
         """Return the device memory in bytes that the model can use after all other models that are not pinned are evicted.
 
-        The host's template process keeps its memory.
+        The memory of the host's template process is not available to the model.
         """
         others = [self.models[name] for name in self.pinned if name != model.spec.name]
         devices = model.spec.devices
@@ -190,7 +190,7 @@ class Residents:
         return model.observed.memory <= self.find_max_memory(model)
 
     def find_shortages(self, model: Model) -> dict[Place, int]:
-        """Return how many bytes are missing to start the model, on each of its devices and on all devices together (None)."""
+        """Return how many bytes are missing to start the model, by device. The key None stands for all devices together."""
         name, memory = model.spec.name, model.observed.memory
         self.device.place(name, model.spec.devices)
         devices, device = self.device.devices(name), self.device
@@ -316,7 +316,7 @@ def _check_specs(specs: tuple[ModelSpec, ...], settings: HostSettings) -> None:
     if len(set(names)) < len(names):
         twice = sorted(name for name, count in Counter(names).items() if count > 1)
         raise UsageError(
-            f"models: {', '.join(twice)} is configured twice", hint="give each model a unique name"
+            f"several models have the same name: {', '.join(twice)}", hint="give each model a unique name"
         )
     numbers = {number for spec in specs for number in spec.devices}
     for place, limit in (
@@ -328,5 +328,7 @@ def _check_specs(specs: tuple[ModelSpec, ...], settings: HostSettings) -> None:
         )
         if pinned > limit:
             holder = "the host" if place is None else f"device {place}"
-            hint = "pin fewer models, or give the host more memory"
-            raise UsageError(f"pinned models need {pinned} bytes, but {holder} has {limit}", hint=hint)
+            hint = "pin fewer models, or raise the memory limit of the host"
+            raise UsageError(
+                f"pinned models need {pinned} bytes, but {holder} has only {limit} bytes", hint=hint
+            )

@@ -23,8 +23,8 @@ QUEUE, REFUSE = "queue", "refuse"
 class Tier:
     """Residency tier of a model: awake, asleep-1, asleep-2 or stopped.
 
-    In this tier, the model uses `memory` bytes of device memory and `host_memory` bytes of CPU memory. A request that finds
-    the model in this tier waits `penalty_s` seconds until it is ready.
+    In this tier, the model uses `memory` bytes of device memory and `host_memory` bytes of CPU memory. A request that
+    finds the model in this tier waits `penalty_s` seconds until the model is ready.
     """
 
     name: str
@@ -39,12 +39,12 @@ def stopped(penalty_s: float) -> Tier:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Specification of a model.
+    """Specification of a model that a host schedules.
 
     The model stops after `idle_s` seconds without a request, or never if `idle_s` is None. A pinned model starts with the
-    host and is never evicted. `prewarm` is a cron expression for scheduled starts. `devices` are the device numbers over
-    which its memory is spread evenly. If it is empty, the model is not assigned to devices. `memory_source` is the source of
-    its memory sizes: file, bundle or assumed.
+    host and is never evicted. `prewarm` is a cron expression for scheduled starts. The memory of the model is spread
+    evenly over the devices with the indices `devices`. If `devices` is empty, the model is not assigned to devices.
+    `memory_source` is the source of its memory sizes: file, bundle or assumed.
     """
 
     name: str
@@ -98,7 +98,7 @@ class HostSettings:
 
     memory: Size = setting(
         MISSING,
-        "Memory limit of all models together, such as 60GiB: GPU memory, or RAM with vLLM for CPUs.",
+        "Memory limit for all models together, such as 60GiB: GPU memory, or RAM if vLLM runs on the CPU.",
         "--memory",
         "SIZE",
         minimum=1,
@@ -180,22 +180,22 @@ class ObservedCosts:
 
     @property
     def memory(self) -> int:
-        """Return the device memory in the tier `awake` in bytes."""
+        """Return the device memory of the ready model in bytes."""
         return self._memory[AWAKE]
 
     def penalty_s(self, tier: Tier) -> float:
         return self._penalty_s[tier.name]
 
     def memory_in(self, tier: Tier) -> int:
-        """Return the device memory in this tier in bytes, which is at most that of the tier `awake`."""
+        """Return the device memory in this residency tier in bytes, which is at most that of the ready model."""
         return self.memory if tier.name == AWAKE else min(self._memory[tier.name], self.memory)
 
     def record_memory(self, memory: int) -> None:
-        """Record the measured device memory in the tier `awake` in bytes."""
+        """Record the measured device memory of the ready model in bytes."""
         self._memory[AWAKE], self.source = memory, "observed"
 
     def record_start(self, tier: Tier, seconds: float) -> None:
-        """Record that a start from `tier` took `seconds` seconds."""
+        """Record that a start from the residency tier `tier` took `seconds` seconds."""
         before = self._penalty_s[tier.name]
         weight = self.WEIGHT if tier.name in self._timed else 1.0
         self._timed.add(tier.name)

@@ -80,7 +80,7 @@ class ModelFacts:
 
 @dataclass(slots=True)
 class HostFacts:
-    """Facts about the host that the core does not know. `began` is the host's start time on the core's clock.
+    """Facts about the host that the core does not know. `began` is the host's start time, in seconds on the core's clock.
 
     `total_start_s` is the total duration of all successful starts in seconds.
     """

@@ -29,7 +29,9 @@ _EXAMPLES = {"str": '"text"', "bool": "true", "int": "4", "float": "1.5", "array
 def parse_seconds(given: object) -> float:
     """Return a time in seconds. Raises UsageError unless `given` is a finite number that is 0 or greater."""
     if isinstance(given, bool) or not isinstance(given, (int, float)) or not (isfinite(given) and given >= 0):
-        raise UsageError(f"invalid time {given!r}", hint="use a number of seconds, 0 or more, such as 8.0")
+        raise UsageError(
+            f"invalid duration {given!r}", hint="use a number of seconds, 0 or more, such as 8.0"
+        )
     return float(given)
 
 
@@ -39,12 +41,12 @@ Seconds = Annotated[float, parse_seconds]
 
 
 def read_toml(path: Path, kind: str) -> dict[str, Any]:
-    """Read a TOML file. `kind` names its kind in errors. Raises UsageError if it cannot be read or parsed."""
+    """Read a TOML file. `kind` describes it in error messages. Raises UsageError if it cannot be read or parsed."""
     try:
         return tomllib.loads(files.read_text(path))
     except OSError as error:
         raise UsageError(
-            f"cannot read the {kind} file {path}: {error.strerror}", hint="specify a readable file"
+            f"cannot read the {kind} file {path}: {error.strerror}", hint="check the path and its permissions"
         ) from error
     except (ValueError, RecursionError) as error:
         raise UsageError(
@@ -70,7 +72,7 @@ def decode(kind: type[T], table: object, place: str = "", **given: object) -> T:
     known = sorted(one.name for one in own)
     if unknown := sorted(content.keys() - set(known)):
         message = f"unknown key {', '.join(unknown)}"
-        raise UsageError(_prefix_place(place, message), hint=f"known settings: {', '.join(known)}")
+        raise UsageError(_prefix_place(place, message), hint=f"use one of: {', '.join(known)}")
     needed = [one.name for one in own if one.default is MISSING and one.default_factory is MISSING]
     require_keys(content, needed, place)
     types = get_type_hints(kind, include_extras=True)
@@ -87,7 +89,9 @@ def check_ranges(settings: Any) -> None:
         try:
             one.require(name, getattr(settings, name))
         except ValueError as error:
-            raise UsageError(f"{name}: {error}", hint=f"omit {one.flag or name} for its default") from error
+            raise UsageError(
+                f"{name}: {error}", hint=f"omit {one.flag or name} to use its default"
+            ) from error
 
 
 def expect_table(given: object, place: str) -> dict[str, Any]:
@@ -103,7 +107,8 @@ def require_keys(table: Mapping[str, Any], needed: Collection[str], place: str) 
     """Raise UsageError if the table lacks any of the keys in `needed`."""
     if missing := sorted(set(needed) - table.keys()):
         where = f"[{place}]" if place else "the top of the file"
-        raise UsageError(_prefix_place(place, f"missing key {', '.join(missing)}"), hint=f"add it to {where}")
+        keys = ", ".join(missing)
+        raise UsageError(_prefix_place(place, f"missing key {keys}"), hint=f"add {keys} to {where}")
 
 
 def parse_at(place: str, parse: Callable[[object], T], given: object) -> T:

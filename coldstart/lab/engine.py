@@ -20,7 +20,7 @@ VOCABULARY = 1 << 31
 
 
 class EngineSimulator:
-    """Simulator of one server, for a single `run`. `records` are in order of arrival."""
+    """Simulator of one server, for a single call of `run`. `records` are in order of arrival."""
 
     def __init__(
         self, profile: IterationProfile, settings: SchedulerSettings, resources: EngineResources

@@ -3,7 +3,7 @@
 Model: a link divides its bandwidth equally among foreground fetches, then background fetches (`network_link`); fetching
 and loading overlap as `sizing` predicts. A request on s ranks, w of them with full weights, is slowed by equation 2 and
 does not slow other requests. A migrated stream pauses for `move_s`, then runs at the speed of its new group. Workers
-stop at once. They die and messages are lost only through `faults`.
+stop at once. They die, and messages are lost, only if `faults` contains such events. Times are in seconds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from coldstart.lab.records import ModelRequest, Replay, RequestRecord
 
 @dataclass(slots=True)
 class _Stream:
-    """Request in its current group, with the decode tokens before `first_token_s` and the seconds per token after it."""
+    """Request in its current group: the tokens decoded before `first_token_s`, and the seconds per token after that."""
 
     request: ModelRequest
     record: RequestRecord
@@ -264,7 +264,7 @@ class _Fleet:
             stream.timer.cancel()
 
     def _pause(self, request: str) -> float:
-        """Pause generation, and return the earliest time at which it can continue, which is never before the first token."""
+        """Pause generation, and return the earliest time at which it can continue, which is not before the first token."""
         stream, now = self.streams[int(request)], self._loop.now
         self._cancel_timer(stream)
         if now >= stream.first_token_s:

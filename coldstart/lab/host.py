@@ -1,7 +1,7 @@
 """Host simulator: replays requests for many models on the live host's own core, in simulated time.
 
-Model: a start takes the penalty of its tier and an eviction takes `leave_s`. A request occupies its model for `service_s`
-seconds from its dispatch; requests do not slow each other (vLLM batches them). A busy model is not evicted.
+Model: a start takes the penalty of its tier, and an eviction takes `leave_s` seconds. A request occupies its model for
+`service_s` seconds from its dispatch; requests do not slow each other (vLLM batches them). A busy model is not evicted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Open-loop replay on an OpenAI-compatible server: each request is sent at its trace time, whether or not others are done.
+"""Open-loop replay on an OpenAI-compatible server: each request is sent at its trace time, even if others are unfinished.
 
 Invariants: a request waits only for its arrival time; an interrupted replay keeps its measurements; every record includes
-the client's own delay. A prompt depends only on the trace row and the seed. Equal hash_ids give equal tokens, so a replay
-exercises prefix caching as the recorded service did.
+the client's own delay. A prompt depends only on the trace row and the seed. Rows with equal hash_ids get equal tokens, so
+that a replay exercises prefix caching as the recorded traffic did.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ VOCABULARY = 1000
 class Target:
     """Server under test: base URL, model name, API key, and timeout of a request in seconds.
 
-    With `uses_row_model`, a request uses the model in its trace row instead of `model`. Raises ValueError if the URL is
-    not http or https.
+    If `uses_row_model` is set, each request uses the model in its trace row instead of `model`. Raises ValueError if the URL
+    is not http or https.
     """
 
     url: str
@@ -48,7 +48,9 @@ class Target:
     def __post_init__(self) -> None:
         parts = urlsplit(self.completions_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"target {self.url!r} is not an http(s) URL")
+            raise ValueError(
+                f"invalid --target {self.url!r}: expected a URL that begins with http:// or https://"
+            )
 
     @property
     def completions_url(self) -> str:

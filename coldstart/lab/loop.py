@@ -25,8 +25,7 @@ class Timer:
 class EventLoop:
     """Event loop in virtual seconds. Calls scheduled for the same time run in the order in which they were scheduled.
 
-    A core with its own timers provides `deadline`, the time of its next timer (infinity: none), and `tick`, which runs
-    it.
+    `deadline` returns the time of the next timer of a decision core, or infinity if it has none, and `tick` runs this timer.
     """
 
     def __init__(self, deadline: Callable[[], float] = lambda: inf, tick: Call = lambda: None) -> None:
@@ -42,7 +41,7 @@ class EventLoop:
         return timer
 
     def run(self, arrivals: Iterable[tuple[float, Call]], is_open: Callable[[], bool] = lambda: True) -> None:
-        """Run arrivals, which are in order of time, and scheduled calls. At equal times, the arrival runs first.
+        """Run arrivals, which are in order of time, and scheduled calls. If their times are equal, the arrival runs first.
 
         After the last arrival, the loop runs as long as `is_open()` is true and a call is scheduled.
         """

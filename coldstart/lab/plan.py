@@ -28,7 +28,7 @@ MODEL_MAPPINGS = ("round-robin", "zipf", "column")
 
 @dataclass(frozen=True, slots=True)
 class TracePlan:
-    """Options for reading and transforming a trace. `rate` replaces its arrival times.
+    """Options for reading and transforming a trace. `rate` replaces the arrival times of the trace.
 
     Raises ValueError for a value that is out of range.
     """
@@ -41,7 +41,7 @@ class TracePlan:
     )
     on_bad_row: str = setting(
         "skip",
-        "Skip an invalid row, or refuse the trace.",
+        "Whether to skip an invalid row or to refuse the trace.",
         "--on-bad-row",
         choices=("skip", "refuse"),
     )
@@ -59,7 +59,7 @@ class TracePlan:
     )
     rate: float | None = setting(
         None,
-        "Replace the recorded arrivals with this many per second, at gamma-distributed gaps; default: as recorded.",
+        "Replace the recorded arrivals with this many arrivals per second, with gamma-distributed gaps; default: as recorded.",
         "--rate",
         exclusive_minimum=0,
     )
@@ -102,23 +102,23 @@ class TracePlan:
 
     @property
     def model_names(self) -> list[str]:
-        """Return the models to assign requests to, or none if each request keeps its own model."""
+        """Return the models to which requests are assigned, or an empty list if each request keeps its own model."""
         return self.models.split(",") if self.models else []
 
     def with_models(self, model_names: Sequence[str], file: Path) -> TracePlan:
-        """Return this plan. If it lists no models, it then lists all models of the configuration `file`.
+        """Return this plan with the models to simulate: those of the plan, or else all models of the configuration `file`.
 
         Raises UsageError if the plan lists a model that is not in `model_names`.
         """
         if unknown := sorted(set(self.model_names) - set(model_names)):
             raise UsageError(
-                f"{file} does not contain model {', '.join(unknown)}",
-                hint=f"its models are: {', '.join(model_names)}",
+                f"the configuration {file} does not contain model {', '.join(unknown)}",
+                hint=f"use --models with some of {','.join(model_names)}",
             )
         return replace(self, models=self.models or ",".join(model_names))
 
     def read(self, report: TraceReport) -> list[TraceRequest]:
-        """Read the trace unchanged. Raises TraceError."""
+        """Read the trace unchanged. Raises TraceError under the same conditions as `read_trace`."""
         return read_trace(
             self.path,
             columns=Columns.parse(self.columns) if self.columns else None,
@@ -147,7 +147,7 @@ class TracePlan:
 def estimate_times(
     rows: Iterable[TraceRequest], profile: IterationProfile | None, costs: Mapping[str, Costs]
 ) -> Iterator[ModelRequest]:
-    """Yield requests with their batch-1 prefill and decode times, from `profile` or from each model's costs."""
+    """Yield requests with their prefill and decode times at batch size 1, from `profile` or from each model's costs."""
     for row in rows:
         name = str(row.model)
         if profile is None:
@@ -158,7 +158,7 @@ def estimate_times(
 
 
 def generate_gamma_gaps(rate: float, cv: float, random: Random) -> Iterator[float]:
-    """Yield endless gamma-distributed gaps in seconds, with shape 1/cv^2 and mean 1/rate; a cv of 1 is a Poisson process."""
+    """Yield gamma-distributed gaps in seconds forever, with shape 1/cv^2 and mean 1/rate; a cv of 1 is a Poisson process."""
     shape = 1 / cv**2
     while True:
         yield random.gammavariate(shape, 1 / (rate * shape))

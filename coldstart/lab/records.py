@@ -73,7 +73,7 @@ SloLimits = Mapping[str | None, Mapping[str, float]]
 class Replay:
     """Result of a replay. `end_reason` is 'complete', 'interrupted' or 'target dead'.
 
-    The records are in the order of the trace. A simulation sets `counts` and `limits`, its SLO.
+    The records are in the order of the trace. Only a simulation sets `counts` and `limits` (its SLO).
     """
 
     records: list[RequestRecord] = field(default_factory=list)

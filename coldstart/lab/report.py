@@ -46,7 +46,7 @@ class ReplayRun:
     def from_replay(
         cls, name: str, rate: float | None, number: int, replay: Replay, limits: SloLimits
     ) -> ReplayRun:
-        """Summarize a replay against `limits`, or against the replay's own SLO if `limits` is empty."""
+        """Summarize a replay against the SLO `limits`, or against the replay's own SLO if `limits` is empty."""
         frame = tabulate(replay.records)
         causes = frame["error"].value_counts().head(5)
         document = {

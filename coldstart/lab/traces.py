@@ -60,10 +60,10 @@ class TraceReport:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Column names of a trace format. Token counts that have no column are DEFAULT_TOKENS.
+    """Column names of a trace format. If there is no column for token counts, rows have DEFAULT_TOKENS.
 
-    `time_unit` is the unit of a numeric time, in seconds. `duration` is the column with the seconds that passed between a
-    row's arrival and its time.
+    `time_unit` is the unit of numeric times, in seconds. `duration` is the column with the seconds from the arrival of a
+    request to the time in its row.
     """
 
     time: str
@@ -75,7 +75,7 @@ class Columns:
 
     @classmethod
     def parse(cls, text: str) -> Columns:
-        """Parse 'time=T,prompt=P,output=O[,model=M][,unit=ms|s|us]'. Raises TraceError."""
+        """Parse 'time=T,prompt=P,output=O[,model=M][,unit=ms|s|us]'. Raises TraceError if the text is invalid."""
         units = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
         pairs = dict(part.split("=", 1) for part in text.split(",") if "=" in part)
         missing = {"time", "prompt", "output"} - pairs.keys()
@@ -123,19 +123,17 @@ def read_trace(
 ) -> list[TraceRequest]:
     """Read a trace in order of arrival, with times relative to the first arrival. The format is detected from the content.
 
-    `columns` describe a custom CSV format. Invocation counts are expanded only up to `until_s` seconds and about `limit`
-    requests.
+    `columns` describes a custom CSV format. Invocation counts are expanded only up to `until_s` seconds and about `limit`
+    requests. Invalid rows are skipped and listed in `report` unless `strict` is true.
 
     Raises:
-        TraceError: The file cannot be read or has an unknown format, a column is missing, or `strict` is true and a row
-            is
-            invalid. If `strict` is false, invalid rows are skipped and listed in `report`.
+        TraceError: The file is unreadable, its format is unknown, a column is missing, or a row is invalid in strict mode.
     """
     try:
         text = path.read_text(encoding="utf-8-sig", errors="replace")
     except OSError as problem:
         raise TraceError(
-            f"cannot read the trace {path}: {problem.strerror}", hint="specify a readable trace file"
+            f"cannot read the trace {path}: {problem.strerror}", hint="check the path and its permissions"
         ) from problem
     report = report or TraceReport()
     is_json = text.lstrip()[:1] in ("", "[", "{")
@@ -209,7 +207,7 @@ def _parse(text: str, **options: Any) -> DataFrame:
         return read_csv(StringIO(text), **options)
     except ValueError as problem:
         raise TraceError(
-            f"cannot read the trace: {problem}", hint="check the quotes in the CSV file"
+            f"cannot parse the trace as CSV: {problem}", hint="check the quotes in the CSV file"
         ) from problem
 
 
@@ -236,8 +234,8 @@ def _expand_invocations(path: Path, text: str, until_s: float, limit: int | None
     counts = counts[:, first:end]
     if (total := int(counts.sum())) > MAX_INVOCATIONS:
         raise TraceError(
-            f"{path} has {total:,} invocations, more than {MAX_INVOCATIONS:,}",
-            hint="replay part of it: --duration SECONDS or --limit N",
+            f"the trace {path} has {total:,} invocations, more than the maximum of {MAX_INVOCATIONS:,}",
+            hint="replay a part of the trace with --duration SECONDS or --limit N",
         )
     function, minute = counts.nonzero()
     times = counts[function, minute]
@@ -260,7 +258,8 @@ def _read_json_array(path: Path, text: str) -> tuple[str, DataFrame, Series]:
         texts = json.loads(text)
     except ValueError as problem:
         raise TraceError(
-            f"cannot read {path}: {problem}", hint="specify the JSON file of ShareGPT or Alpaca"
+            f"cannot parse the trace {path} as JSON: {problem}",
+            hint="use a JSON file in the format of ShareGPT or Alpaca",
         ) from problem
 
     def count_tokens(item: Any) -> dict[str, Any]:
@@ -273,7 +272,7 @@ def _read_json_array(path: Path, text: str) -> tuple[str, DataFrame, Series]:
             lengths = (ceil(len(one) / CHARACTERS_PER_TOKEN) for one in (prompt, output))
             return dict(zip(TEXT_COLUMNS.required, (0, *lengths), strict=True))
         except (KeyError, TypeError, ValueError):
-            raise ValueError("no prompt and response found") from None
+            raise ValueError("the item has no prompt or no response") from None
 
     cells, reasons = _parse_items(enumerate(texts, start=1), count_tokens, TEXT_COLUMNS.required)
     is_alpaca = any("instruction" in one for one in texts[:1] if isinstance(one, dict))
@@ -298,7 +297,7 @@ def _parse_items(
 def _parse_object(line: str) -> dict[str, Any]:
     row = json.loads(line)
     if not isinstance(row, dict):
-        raise ValueError("expected a JSON object")
+        raise ValueError("the line is not a JSON object")
     hashes = row.get("hash_ids", [])
     if not isinstance(hashes, list) or not all(isinstance(one, int) for one in hashes):
         raise ValueError("hash_ids is not a list of integers")

@@ -25,7 +25,7 @@ from coldstart.system.secrets import read_key
 
 Header = tuple[bytes, bytes]
 """Header name in lower case, and value, both as ASGI provides them."""
-_EXAMPLE = 'write [NAME], priority = 10 and header = "X-Class: batch", or key_file = "FILE", below it'
+_EXAMPLE = 'define [NAME] with priority = 10, and with header = "X-Class: batch" or key_file = "FILE"'
 
 
 class Classes:
@@ -36,16 +36,16 @@ class Classes:
             tables = tomllib.loads(file.read_text())
         except (OSError, ValueError) as error:
             raise UsageError(
-                f"cannot read the classes in {file}: {describe_reason(error)}", hint=_EXAMPLE
+                f"cannot read the request classes in {file}: {describe_reason(error)}", hint=_EXAMPLE
             ) from error
         self._priorities = {}
         for name, table in tables.items():
             try:
                 self._priorities[name] = _parse(table, file.parent)
             except ValueError as error:
-                raise UsageError(f"{file}: the class {name} {error}", hint=_EXAMPLE) from error
+                raise UsageError(f"invalid request class {name} in {file}: {error}", hint=_EXAMPLE) from error
         if not self._priorities:
-            raise UsageError(f"{file} contains no class", hint=_EXAMPLE)
+            raise UsageError(f"the file {file} contains no request class", hint=_EXAMPLE)
 
     def find(self, headers: Iterable[Header]) -> int:
         """Return the priority of the first class that matches one of the request headers, or 0."""
@@ -59,18 +59,18 @@ class Classes:
 
 
 def _parse(table: object, folder: Path) -> tuple[Header, int]:
-    """Return the header and priority of a class. Raises ValueError with a message that continues the class name."""
+    """Return the header and priority of a class. Raises ValueError if the class is invalid."""
     members = dict(table) if isinstance(table, dict) else {}
     priority = members.pop("priority", None)
     if type(priority) is not int or not -MAX_CLIENT_PRIORITY <= priority <= MAX_CLIENT_PRIORITY:
         raise ValueError(
-            f"needs an integer priority between {-MAX_CLIENT_PRIORITY} and {MAX_CLIENT_PRIORITY}"
+            f"`priority` must be an integer from -{MAX_CLIENT_PRIORITY} to {MAX_CLIENT_PRIORITY}"
         )
     if len(members) != 1 or not isinstance(word := next(iter(members.values())), str):
-        raise ValueError("needs either a header or a key_file, as text, and nothing else")
+        raise ValueError("expected `priority` and either `header` or `key_file` as text, and no other key")
     if "key_file" in members:
         return (b"authorization", b"Bearer " + read_key(folder / word).encode()), priority
     name, colon, value = (part.strip() for part in word.partition(":"))
     if "header" not in members or not (name and colon and value and word.isascii()):
-        raise ValueError('needs a header of the form "NAME: VALUE", or a key_file')
+        raise ValueError('expected `key_file`, or `header` in the form "NAME: VALUE"')
     return (name.lower().encode(), value.encode()), priority

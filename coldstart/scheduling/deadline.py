@@ -1,8 +1,8 @@
 """Order requests by deadline: the arrival time plus `factor` times the prefill time of the uncached prompt.
 
 Invariant: a request can overtake an earlier request of equal client priority only if it arrives within the slack
-(`slack_s`) of the earlier one. So no request starves, and short prompts wait less for long ones. Output lengths are not
-predicted.
+(`slack_s`) of the earlier request. So no request starves, and short prompts wait less for long prompts. Output lengths are
+not predicted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CHUNK_TOKENS = 128
 
 
 class RecentPrefixes:
-    """Estimate of vLLM's prefix cache, made outside the engine from the recent prompts in chunks of CHUNK_TOKENS."""
+    """Estimate of which prompt prefixes vLLM has cached, from the recent prompts in chunks of CHUNK_TOKENS tokens."""
 
     def __init__(self, tokens: int) -> None:
         self._chunks, self._max_chunks = OrderedDict[int, None](), tokens // CHUNK_TOKENS
@@ -60,7 +60,7 @@ class Deadlines:
         return slack_s if self.slo_s is None else min(slack_s, max(0.0, self.slo_s - prefill_s))
 
     def priority(self, arrival_s: float, prompt: Sequence[int], client_priority: int = 0) -> int:
-        """Return the priority of a new request, which encodes its deadline in microseconds, rounded down.
+        """Return vLLM's priority for a new request, which encodes its deadline in microseconds, rounded down.
 
         `client_priority` takes precedence: deadlines order only requests with equal client priorities.
         """

@@ -65,6 +65,6 @@ def setting(default: object, description: str, flag: str = "", unit: str | None 
 
 
 def list_settings(dataclass_type: Any) -> Iterator[tuple[str, Setting]]:
-    """Yield the name and declaration of each setting in a dataclass type or in an instance of one."""
+    """Yield the name and declaration of each setting in a dataclass or in an instance of one."""
     declared = ((one.name, one.metadata.get("setting")) for one in fields(dataclass_type))
     return ((name, one) for name, one in declared if one is not None)

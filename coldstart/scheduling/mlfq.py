@@ -87,7 +87,10 @@ class SkipJoinMlfq:
             self._demote(job)
 
     def add_decode_step(self, jobs: Iterable[Job], seconds: float, now: float) -> None:
-        """Record an iteration that generated one token for each job. This is `add_service`, but three times as fast."""
+        """Record an iteration that generated one token for each job.
+
+        This is `add_service` for many jobs, but 3 times faster.
+        """
         used, unserved, growth = self._quantum_limits, self._unserved, self._patience_growth
         for job in jobs:
             job.generated += 1
@@ -100,7 +103,7 @@ class SkipJoinMlfq:
                 self._demote(job)
 
     def tick(self, now: float, batch: int) -> None:
-        """Promote starved jobs to the first queue; `batch` is the batch size."""
+        """Promote starved jobs to the first queue. `batch` is the current batch size."""
         limit = self.alpha(batch)
         for patience, same_patience in sorted(self._unserved.items()):
             while same_patience:
@@ -122,8 +125,7 @@ class SkipJoinMlfq:
     def alpha(self, batch: int) -> float:
         """Return the current starvation limit in seconds.
 
-        The load is the time that one iteration for each job takes: decoding jobs share iterations, and prefill times add
-        up.
+        The load is the time that one iteration of every job takes: decoding jobs share iterations, but prefill times add up.
         """
         load_s = len(self) / batch * self.profile.decode(batch) + max(0.0, self._total_prefill_s)
         return max(self.settings.alpha_s, self.settings.alpha_growth * load_s)
@@ -205,7 +207,7 @@ class OrderAlternation:
     """Alternation between the policy's order and arrival order, which gets `share` of the time.
 
     Invariant: |time in arrival order - share * total time| is at most the time of one iteration, or of one run of
-    iterations in the same order. During its share, arrival order makes each job progress at least as under FCFS. With
+    iterations in the same order. During its share, arrival order makes each job progress at least as fast as under FCFS. With
     enough KV memory and iterations of equal cost, each latency is at most 1/share times that of FCFS, plus two
     iterations; with unequal costs, this is approximate.
     """

@@ -23,7 +23,10 @@ Measure = Callable[[str, int], float]
 
 @dataclass
 class Profiler:
-    """Measurements by (curve, size), in seconds. `fastest` is the iteration time, and `cost` the time to measure it."""
+    """Profiler of iteration times.
+
+    `fastest` are the times by (curve, size), and `cost` the seconds that a measurement takes.
+    """
 
     measure: Measure
     budget_s: float

@@ -16,7 +16,7 @@ _AVERAGE_WEIGHT = 0.2
 class ArrivalReserve:
     """Number of KV blocks to reserve, computed from the arrivals in the last `history` windows.
 
-    `window_s` is the duration of a load in seconds: initially FIRST_WINDOW_S, then a moving average of measurements.
+    `window_s` is the duration of a KV load in seconds: initially FIRST_WINDOW_S, then a moving average of measurements.
     """
 
     def __init__(self, quantile: float = 0.9, window_s: float = FIRST_WINDOW_S, history: int = 256) -> None:
@@ -30,7 +30,7 @@ class ArrivalReserve:
         self._arrivals.append((now, blocks))
 
     def add_latency(self, seconds: float) -> None:
-        """Record the measured duration of a load, in seconds."""
+        """Record the measured duration of a KV load, in seconds."""
         self.window_s = max(1e-6, self.window_s + _AVERAGE_WEIGHT * (seconds - self.window_s))
 
     def blocks(self, now: float) -> int:

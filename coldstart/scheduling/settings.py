@@ -89,9 +89,9 @@ class SchedulerSettings:
     )
     mlfq: MlfqVariant = setting(  # noqa: RUF009 - it returns a dataclass field
         "tempered",
-        "Variant of skip-join-mlfq: paper is FastServe's, with a fixed starvation limit and unlimited promotions; tempered"
-        " raises the limit with the load and with each promotion, and promotes few requests at a time, so that the queues do"
-        " not become round robin under overload.",
+        "Variant of skip-join-mlfq: paper is the algorithm of FastServe, with a fixed starvation limit and unlimited"
+        " promotions; tempered raises the limit with the load and with each promotion, and promotes few requests at a time,"
+        " so that the queues do not become round robin under overload.",
         "--mlfq",
         "VARIANT",
         choices=MLFQ_VARIANTS,
@@ -125,8 +125,8 @@ class SchedulerSettings:
     )
     reserve_quantile: float = setting(
         0.9,
-        "Keep KV memory free for new requests: this quantile of the demand of recent arrivals during one KV load. Requests"
-        " that would run last are evicted for it.",
+        "Quantile of the KV demand of recent arrivals during one KV load. This much KV memory is kept free for new requests,"
+        " and requests that would run last are evicted for this.",
         "--reserve",
         "QUANTILE",
         minimum=0,
@@ -135,8 +135,8 @@ class SchedulerSettings:
     )
     strategy: KvStrategy | None = setting(  # noqa: RUF009 - it returns a dataclass field
         None,
-        "What to do with KV that does not fit in device memory: proactive swaps it ahead of use, reactive swaps it on demand,"
-        " recompute drops it (default: proactive).",
+        "What to do with KV cache that does not fit in device memory: proactive swaps it ahead of use, reactive swaps it on"
+        " demand, recompute drops it and computes it again (default: proactive).",
         "--kv-strategy",
         choices=STRATEGIES,
         unused_by=_VLLM_POLICIES,
@@ -151,8 +151,8 @@ class SchedulerSettings:
     )
     factor: float = setting(
         24.0,
-        "With --scheduler deadline, the deadline of a request is its arrival plus FACTOR times its prefill time; a larger"
-        " FACTOR lets more short prompts pass a long one.",
+        "With --scheduler deadline, the deadline of a request is its arrival plus FACTOR times its prefill time; with a larger"
+        " FACTOR, more short prompts overtake a long prompt.",
         "--deadline-factor",
         "FACTOR",
         minimum=0,
@@ -169,8 +169,8 @@ class SchedulerSettings:
     )
     classes: str | None = setting(
         None,
-        "TOML file of request classes for --scheduler deadline. A request without a priority has the priority of the class of"
-        " its API key or header. Default: no classes.",
+        "TOML file of request classes for --scheduler deadline. A request that sets no priority gets that of the class"
+        " of its API key or header. Default: no classes.",
         "--deadline-classes",
         "FILE",
         unused_by=(FCFS, MLFQ),
@@ -178,8 +178,8 @@ class SchedulerSettings:
     )
     shadow_s: float | None = setting(
         None,
-        "Every SECONDS, predict from recent requests how much faster the other order (deadline or fcfs) would be, in the log"
-        " and in /metrics; default: no prediction.",
+        "Interval in seconds at which the server predicts from recent requests how much faster the other order (deadline or"
+        " fcfs) would be. Predictions appear in the log and in /metrics. Default: no predictions.",
         "--shadow",
         "SECONDS",
         minimum=1,
@@ -197,7 +197,7 @@ class SchedulerSettings:
 
     @classmethod
     def read(cls, additional_config: object) -> SchedulerSettings:
-        """Read the settings from the value of --additional-config, and check them.
+        """Read the settings from the parsed value of --additional-config, and check them.
 
         Raises:
             ValueError: A field is unknown or a value is out of range.
@@ -239,7 +239,7 @@ class SchedulerSettings:
         return FALLBACK_PROFILE if self.profile is None else IterationProfile.parse(self.profile)
 
     def deadlines(self, cache_tokens: int) -> Deadlines:
-        """Return the deadlines for a server whose prefix cache has `cache_tokens` tokens."""
+        """Create the deadline policy for a server whose prefix cache has `cache_tokens` tokens."""
         from coldstart.scheduling.deadline import Deadlines
 
         return Deadlines(self.iteration_profile(), self.factor, self.slo_s, cache_tokens)

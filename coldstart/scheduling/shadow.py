@@ -39,11 +39,11 @@ class ReplayedTimes(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """Predicted gains: times in the server's order divided by those in the other order (above 1, the other is faster).
+    """Predicted gains: times in the server's order divided by times in the other order, which is faster if a gain is above 1.
 
     `ttft_gain` compares the mean TTFT, and `longest_gain` the mean latency of the tenth of requests with the longest
-    outputs. `model_ratio` is the replayed mean TTFT in the server's order divided by the measured one: the error of the
-    model.
+    outputs. `model_ratio` is the error of the queue model: the replayed mean TTFT in the server's order divided by the
+    measured mean TTFT.
     """
 
     requests: int
@@ -122,7 +122,7 @@ class Shadow:
 
 @dataclass(slots=True)
 class QueueReplay:
-    """State of a replay. Lists are indexed by request: `pending` are tokens to compute, `remaining` tokens to generate."""
+    """State of a replay. Lists are indexed by request: `pending` counts tokens to compute, `remaining` tokens to generate."""
 
     model: QueueModel
     requests: Sequence[FinishedRequest]

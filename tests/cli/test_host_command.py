@@ -119,7 +119,7 @@ def test_status_as_json(run: Run, host: str) -> None:
         (
             ("host", "tiny-llama", "--memory", "1GiB", "--ready-timeout", "-1"),
             2,
-            "ready_timeout_s: invalid time",
+            "ready_timeout_s: invalid duration",
         ),
         (("host", "status", "--url", "http://127.0.0.1:9"), 1, "no host responds"),
     ],
@@ -247,7 +247,9 @@ def test_commands_show_and_change_a_running_fleet(run: Run, running: tuple[str, 
     assert (
         json.loads(run("fleet", "status", *where, "--format", "json").stdout)["servers"][0]["name"] == "s-1"
     )
-    assert "hint: use --admin-key-file FILE" in run("fleet", "status", "--url", url, code=1).stderr
+    assert (
+        "hint: pass the key with --admin-key-file FILE" in run("fleet", "status", "--url", url, code=1).stderr
+    )
     run("fleet", "scale", "m", "--min", "1", "--max", "2", *where)
     run("fleet", "drain", "s-1", *where)
     run("fleet", "remove", "m", *where)
@@ -261,7 +263,7 @@ def test_commands_show_and_change_a_running_fleet(run: Run, running: tuple[str, 
 
 
 def test_invalid_arguments_are_reported_at_once(run: Run) -> None:
-    assert "you have no running fleet" in run("fleet", "status", code=1).stderr
+    assert "no fleet of this user is running" in run("fleet", "status", code=1).stderr
     assert "no fleet responds" in run("fleet", "status", "--url", "http://127.0.0.1:9", code=1).stderr
     assert "--memory" in run("fleet", "join", "127.0.0.1:1", code=2).stderr
     both = run("fleet", "up", "--address", "127.0.0.1:1", "--memory", "1GB", code=2)

@@ -285,6 +285,6 @@ def test_fleet_simulation_uses_the_times_of_each_model(run: Run, trace: Path, ho
     assert all(row[metric]["median"] >= 0 for row in compared for metric in METRICS)
     assert len((home / "fleet.csv").read_text().splitlines()) == 11
     live = run("trace-replay", str(trace), "--target", "http://127.0.0.1:1", "--fleet", "fleet.toml", code=2)
-    assert "--target and --fleet exclude each other" in live.stderr
-    assert "exclude each other" in run(*given, "--host", "host.toml", code=2).stderr
+    assert "--target and --fleet cannot be combined" in live.stderr
+    assert "cannot be combined" in run(*given, "--host", "host.toml", code=2).stderr
     assert "does not contain model nobody" in run(*given, "--models", "nobody", code=2).stderr

@@ -31,13 +31,13 @@ class _Order(msgspec.Struct, forbid_unknown_fields=True, tag_field="method", tag
 
 
 class Deploy(_Order):
-    """Deploy a model, or change its deployment."""
+    """Order to deploy a model, or to change its deployment."""
 
     deployment: ModelDeployment
 
 
 class Scale(_Order):
-    """Set the minimum and maximum number of workers of a model."""
+    """Order to set the minimum and maximum number of workers of a model."""
 
     model: str
     least: int
@@ -45,13 +45,13 @@ class Scale(_Order):
 
 
 class Remove(_Order):
-    """Remove a model after its running requests have ended."""
+    """Order to remove a model after its running requests have ended."""
 
     model: str
 
 
 class Drain(_Order):
-    """Start no new workers on a server."""
+    """Order to start no new workers on a server."""
 
     server: str
 

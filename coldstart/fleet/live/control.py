@@ -155,7 +155,8 @@ class FleetControl(Front[FleetTicket]):
     def _dispatch_or_move(self, request: str, group: str, *, moves: bool) -> None:
         """Dispatch a waiting request to a group, or migrate its stream to that group.
 
-        If the group of a request was lost, the request keeps it until its connection breaks, and is then readmitted.
+        If the group of a request was lost, the request stays with this group until its connection breaks, and is then
+        readmitted.
         """
         ticket, replica = self._tickets.get(request), self.replicas.get(group)
         if ticket is None or replica is None:
@@ -193,7 +194,7 @@ class FleetControl(Front[FleetTicket]):
             self.emit(events.HopsMeasured(server, seconds))
 
     def mark_unusable(self, server: str, reason: str) -> None:
-        """Treat a server whose node is running as lost, because it cannot be used for this reason."""
+        """Treat a server whose node is running as lost, because it cannot be used. The log and the status show `reason`."""
         if self.unusable.get(server) != reason:
             self.log.write("server unusable", server=server, reason=reason)
         self.lose_server(server)

@@ -1,8 +1,8 @@
 """Build deployments for `fleet deploy` from the command line, the bundle and the weights.
 
-The bundle's verification run gives two parts of the start time: the part that overlaps with the weight fetch, and the
+The bundle's verification run measures two parts of the start time: the part that overlaps with the weight fetch, and the
 part after the weights are loaded. If the bundle does not record stages, all of the start time counts as the first part.
-The profiled iterations in the bundle give the prefill and decode times. A pipeline size is used only if a bundle exists
+The prefill and decode times come from the profiled iterations in the bundle. A pipeline size is used only if a bundle exists
 for it, because starting without one compiles, which takes an unknown time. The fleet itself measures the network latency
 between servers.
 """
@@ -54,8 +54,8 @@ def build_deployment(
         weights = profiles.measure_weights(found.model.path) or (shares[1][0] if shares else 0)
     if not weights:
         raise UsageError(
-            f"{launch.name}: the size of the weights is unknown, because the weights are not on this machine",
-            hint="use --size 24GB",
+            f"model {launch.name}: the size of the weights is unknown, because the weights are not on this machine",
+            hint="specify the size of the weights, such as --size 24GB",
         )
     needed, recorded = parse_size(options.memory) if options.memory else 0, dict[int, float]()
     if not needed or start_s is None:
@@ -69,7 +69,7 @@ def build_deployment(
     pipelines, unavailable = look_up_pipelines(launch, found, start_s)
     if "tpot" in limits and not costs.decode_s:
         raise UsageError(
-            f"{launch.name}: a TPOT limit requires profiled iterations, and no bundle of this model contains them",
+            f"model {launch.name}: a TPOT limit requires profiled iterations, and no bundle of it contains them",
             hint=f"run `coldstart materialize {launch.model}`",
         )
     spec = FleetModel(
@@ -95,7 +95,8 @@ def build_deployment(
 def read_costs(found: Lookup, start_s: float, batch: int) -> Costs:
     """Return the costs of a model that starts in `start_s` seconds, with the prefill and decode times that the bundle records.
 
-    They apply to PROFILE_PROMPT_TOKENS prompt tokens and `batch` requests, and are 0 if the bundle does not record them.
+    These times are for PROFILE_PROMPT_TOKENS prompt tokens and `batch` requests, and are 0 if the bundle does not record
+    them.
     """
     try:
         profile = IterationProfile.parse(found.bundle.read_json("iterations")) if found.bundle else None
@@ -119,9 +120,10 @@ _LOAD_STAGE = "load the model"
 
 
 def read_stages(bundle: Bundle | None, ranks: int = 1) -> tuple[float, float]:
-    """Return two durations of the bundle's verification run in seconds per rank: after loading the weights, and loading them.
+    """Return the seconds per rank that the bundle's verification run took after loading the weights, and for loading them.
 
-    Both are 0 if the bundle does not record stages. The run had `ranks` ranks, and the bundle records the sum over all ranks.
+    Both are 0 if the bundle does not record stages. The run had `ranks` ranks, and the bundle records the sum over all
+    ranks.
     """
     proof = None if bundle is None else inspection.read_proof(bundle)
     spans = proof.spans if proof else {}

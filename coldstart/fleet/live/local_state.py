@@ -14,7 +14,7 @@ from coldstart.system import paths
 
 @dataclass(frozen=True, slots=True)
 class LocalFleet:
-    """The gateway's URL, admin key and PID, and the address of Ray, with its token if `fleet up` started Ray."""
+    """URL, admin key and PID of a fleet's gateway, and the address of Ray, with its token if `fleet up` started Ray."""
 
     url: str
     admin_key: str
@@ -28,7 +28,7 @@ def _path() -> Path:
 
 
 def save(fleet: LocalFleet) -> None:
-    """Save the address and admin key of this fleet, replacing those of an earlier one."""
+    """Save the address and admin key of a fleet, replacing a fleet that was saved before."""
     files.write_atomic(_path(), json.dumps(asdict(fleet)).encode(), mode=0o600)
 
 
@@ -52,6 +52,6 @@ def require() -> LocalFleet:
     found = load()
     if found is None:
         raise CommandFailedError(
-            "you have no running fleet on this machine", hint="run `coldstart fleet up --memory 60GiB`"
+            "no fleet of this user is running on this machine", hint="run `coldstart fleet up --memory 60GiB`"
         )
     return found

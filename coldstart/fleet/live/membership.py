@@ -73,7 +73,7 @@ class ServerActor:
         return self._node
 
     async def call(self, method: str, *args: Any) -> Any:
-        """Call a method of NodeServers."""
+        """Call a method of the node's NodeServers, and return its result."""
         return await getattr(self._servers(), method)(*args)
 
 
@@ -89,7 +89,7 @@ class RemoteNode:
         try:
             return await self.actor.call.remote(method, *args)
         except RayError as error:
-            raise NodeLostError(f"{type(error).__name__}") from error
+            raise NodeLostError(f"the call through Ray failed with {type(error).__name__}") from error
 
 
 NAMESPACE, GATEWAY, SERVER = "coldstart", "gateway", "server-"
@@ -115,7 +115,7 @@ def connect_to_ray(address: str) -> Iterator[None]:
             if time.monotonic() > end:
                 raise CommandFailedError(
                     f"cannot reach Ray at {address}: {error}",
-                    hint="run `coldstart fleet up --address HOST:PORT`",
+                    hint="run `coldstart fleet up --address HOST:PORT` with the address of a running cluster",
                 ) from error
             with suppress(Exception):
                 ray.shutdown()
@@ -135,13 +135,13 @@ def _become_gateway(address: str) -> None:
             raise CommandFailedError(
                 f"the fleet of the Ray cluster at {address} already has a gateway: process {job['DriverPid']} on "
                 f"{job['DriverIPAddress']}",
-                hint="run `coldstart fleet down`",
+                hint="run `coldstart fleet down` to stop this gateway",
             )
     _internal_kv_put(GATEWAY, ray.get_runtime_context().get_job_id(), overwrite=True, namespace=NAMESPACE)
 
 
 class Membership:
-    """The servers of a fleet in Ray: it detects servers that join or are lost, and forwards the events of each server."""
+    """Servers of a fleet in Ray. This class detects servers that join or are lost, and forwards the events of each server."""
 
     def __init__(self, control: FleetControl, options: dict[str, Any]) -> None:
         self._control, self._options = control, options

@@ -64,12 +64,12 @@ class FleetTicket(Ticket):
     unsent: int = 0
 
     def grant(self, replica: FleetReplica) -> None:
-        """Continue the request at this group, even if it was granted another one before."""
+        """Grant this group to the request, even if another group was granted before."""
         self.granted = asyncio.get_running_loop().create_future()
         self.granted.set_result(replica)
 
     def requeue(self) -> None:
-        """Continue at the target of the migration, or at the current group if the migration was rolled back."""
+        """Continue the request at the target of the migration, or at the current group if the migration was rolled back."""
         if self.move is not None and not self.move.has_left and not self.move.settled.done():
             self.move.has_left = True
             self.grant(self.move.target)
@@ -89,7 +89,7 @@ JSON_HEADERS = ((b"content-type", b"application/json"),)
 
 
 class Moves:
-    """Stream migrations of a fleet. `moved_count` of them succeeded, `moved_with_kv` of these with the KV cache.
+    """Stream migrations of a fleet. `moved_count` migrations succeeded, `moved_with_kv` of them with the KV cache.
 
     `tickets` maps request numbers to the open requests. `ended` is called after each migration with the request number
     and whether it succeeded.
@@ -197,7 +197,7 @@ class Moves:
         return True
 
     def end_move(self, ticket: FleetTicket) -> None:
-        """End the migration of a request that has ended or been sent elsewhere."""
+        """End the migration of a request that has ended or was sent to another group."""
         if ticket.move is not None and not ticket.move.settled.done():
             ticket.move.settled.set_result(False)
 

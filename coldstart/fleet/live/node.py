@@ -1,7 +1,7 @@
-"""Model servers on one machine of the fleet, which the same starter as on a host starts and supervises.
+"""Model servers on one machine of a fleet. They are started and supervised by the same starter process as those of a host.
 
 Invariant: each worker is listed until it exits, and its exit is reported exactly once. Events are retained until the
-gateway requests later ones, so that a restarted gateway misses none.
+gateway requests later events, so that a restarted gateway misses none.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class NodeServers:
         return self.host, find_free_port(self.host)
 
     async def time_hops(self, places: Sequence[tuple[str, int]]) -> list[float | None]:
-        """Return the round-trip time to each place in seconds (median of several TCP connects), or None if unreachable."""
+        """Return the round-trip time to each address in seconds (median of several TCP connects), or None if unreachable."""
         return [await self._time_hop(place) for place in places]
 
     async def _time_hop(self, place: tuple[str, int]) -> float | None:
@@ -132,7 +132,7 @@ class NodeServers:
         task.add_done_callback(self._tasks.discard)
 
     async def set_fetch_rate(self, worker: str, rate: float | None) -> None:
-        """Limit a worker's weight fetch, if there is one, to `rate` bytes per second. None removes the limit."""
+        """Limit the weight fetch of a worker, if any, to `rate` bytes per second. None removes the limit."""
         process = self.processes.get(worker)
         if process is not None and process.pace is not None:
             process.pace = replace(process.pace, rate=rate)
@@ -208,7 +208,10 @@ class NodeServers:
             await asyncio.sleep(FETCH_POLL_S)
 
     async def stop(self, worker: str) -> None:
-        """Stop a worker, by force after a while. Its exit is reported as an event, even if the worker is unknown."""
+        """Stop a worker, by force if it does not exit in time.
+
+        Its exit is reported as an event, even if the worker is unknown.
+        """
         process = self.processes.get(worker)
         if process is None:
             self._report(orders.RankEnded(worker, "unknown worker"))

@@ -21,7 +21,7 @@ class NodeLostError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RankOrder:
-    """Order to start a rank. `master` is the rendezvous of a pipeline: the address of the first rank and a free port there.
+    """Order to start a rank. `master` is the address of a pipeline's first rank and a free port there, where the ranks meet.
 
     `rate` limits the weight fetch in bytes per second. None means no limit. A worker that is to replace a pipeline
     fetches with lower priority. A server that makes no progress for `hang_timeout_s` seconds is killed.
@@ -90,7 +90,7 @@ class NodeReport:
 def build_rank_arguments(args: Arguments, ranks: int) -> Arguments:
     """Return the vLLM arguments for each of `ranks` ranks, with its share of the KV cache and device memory.
 
-    The share leaves memory on the device for other ranks or the full model (ParaServe, section 4.1.2). A rank stores KV
+    The rest of the device memory is for other ranks or the full model (ParaServe, section 4.1.2). A rank stores KV
     only for its own layers, so the pipeline can hold as many tokens as one worker.
     """
     share: tuple[str, ...] = ()
@@ -103,11 +103,11 @@ def build_rank_arguments(args: Arguments, ranks: int) -> Arguments:
 
 
 class Node(Protocol):
-    """A server of the fleet. `place` is the address to which network latency is measured, or None if it is not measured."""
+    """A server of the fleet, as the gateway accesses it."""
 
     @property
     def place(self) -> tuple[str, int] | None:
-        """Return the host and port."""
+        """Return the host and port to which network latency is measured, or None if it is not measured."""
 
     async def call(self, method: str, *args: Any) -> Any:
         """Call a method of the server's `NodeServers`. Raises NodeLostError if the server cannot be reached."""

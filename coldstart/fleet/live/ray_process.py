@@ -73,7 +73,7 @@ ENVIRONMENT: Mapping[str, str] = {
 
 
 def build_node_command(server: ServerSpec | None, *words: str) -> list[str]:
-    """Build the command that starts a node. `server` gives its labels, and is None for a node that serves no model."""
+    """Build the command that starts a node. Its labels describe `server`, which is None for a node that serves no models."""
     shared = [
         "--block",
         "--disable-usage-stats",
@@ -213,7 +213,7 @@ class OwnRay:
 
 @contextmanager
 def run_own_ray(server: ServerSpec | None, cache: Cache) -> Iterator[OwnRay]:
-    """Run a Ray cluster with its own token for the duration of the block. `server` gives the labels of this machine.
+    """Run a Ray cluster with its own token for the duration of the block. The labels of this machine describe `server`.
 
     Raises CommandFailedError if Ray does not start.
     """
@@ -252,7 +252,7 @@ def run_joined_node(command: Sequence[str], env: Mapping[str, str], log: Log) ->
                 log.write("joined", address=node.wait())
                 node.process.wait()
                 since_s, limit_s = time.monotonic(), REJOIN_TIMEOUT_S
-                reason = f"Ray ended on this machine: {node.find_error()}"
+                reason = f"Ray exited on this machine: {node.find_error()}"
             except CommandFailedError as failed:
                 reason = str(failed)
         if time.monotonic() - since_s > limit_s:

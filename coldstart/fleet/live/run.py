@@ -41,8 +41,9 @@ POLL_S, RAY_GRACE_S = 0.5, 50.0
 class FleetUp:
     """One run of `fleet up`. `announce` is called with the address and keys of the fleet once the gateway listens.
 
-    `address` is the address of Ray. If it is None, Ray is started on this machine with the labels of `server`. `state` is the
-    path of the state file. In tests, `servers` replaces the factory of model servers and is written as `module:function`.
+    `address` is the address of Ray. If it is None, Ray is started on this machine, with labels that describe `server`.
+    `state` is the path of the state file. In tests, `servers` replaces the factory of model servers and is written as
+    `module:function`.
     """
 
     cache: Cache

@@ -1,8 +1,8 @@
 """State file of a fleet: its deployments, and measurements that a new gateway cannot get from the servers.
 
-Starts measure link speeds and join times. A link speed is measured only while a single fetch uses the link. It is the speed
-of the slower of the link and the source. A new measurement weighs as much as all earlier ones together. A measurement that
-cannot be saved remains in use until the process exits.
+Link speeds and join times are measured during starts. A link speed is measured only while a single fetch uses the link. It is
+the speed of the slower of the link and the source. A new measurement weighs as much as all earlier measurements together. A
+measurement that cannot be saved remains in use until the process exits.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ def decode(document: Any, kind: Any) -> Any:
 
 
 class FleetState:
-    """Deployments by name, drained servers, and measured link speeds in bytes per second by server.
+    """Saved state of a fleet: deployments by name, drained servers, and measured link speeds in bytes per second by server.
 
     Invariant: the file is written before a change to a deployment takes effect. If `path` is None, nothing is saved.
-    Measurements that cannot be saved are reported to `log`. Raises UsageError if the file cannot be read or is not the state
-    of a fleet.
+    Measurements that cannot be saved are reported to `log`. Raises UsageError if the file cannot be read or is not the
+    state of a fleet.
     """
 
     def __init__(self, path: Path | None, log: Log | None = None) -> None:
@@ -83,11 +83,11 @@ class FleetState:
         self.drained, self.links = found.drained, found.links
 
     def deploy(self, deployment: ModelDeployment) -> None:
-        """Save a deployment. Raises OSError, and leaves the deployments unchanged, if the file cannot be written."""
+        """Save a deployment. Raises OSError without changing the deployments if the file cannot be written."""
         self._replace({**self.models, deployment.spec.name: deployment})
 
     def remove(self, name: str) -> None:
-        """Remove a deployment. Raises OSError, and leaves the deployments unchanged, if the file cannot be written."""
+        """Remove a deployment. Raises OSError without changing the deployments if the file cannot be written."""
         self._replace({known: one for known, one in self.models.items() if known != name})
 
     def _replace(self, models: Mapping[str, ModelDeployment]) -> None:
@@ -127,7 +127,7 @@ class FleetState:
         return self._correct(name, change)
 
     def record_load_time(self, name: str, seconds: float) -> FleetModel | None:
-        """Record how many seconds a worker with local weights took to start its runtime and load them.
+        """Record how many seconds a worker took to start its runtime and load its weights, which were on its machine.
 
         Return the updated model, or None if it is not deployed.
         """

@@ -1,4 +1,4 @@
-"""Worker processes of the fleet: sends the core's orders to the servers, and reports the state of each process to the core.
+"""Send the core's orders to the servers of a fleet, and report the state of their worker processes to the core.
 
 vLLM cannot extend a rank to a full model. A pipeline is therefore replaced by workers that load the full model on the same
 devices (ParaServe, section 6). On the CPU, a rank and its replacement share weights.
@@ -54,12 +54,12 @@ class Workers:
         self.hung = Counter[str]()
 
     def find_first_rank(self, group: Group) -> orders.RankUp | None:
-        """Return the RankUp event of a group's first rank, which answers its requests, or None if that rank is not ready."""
+        """Return the RankUp event of a group's first rank, which handles its requests, or None if that rank is not ready."""
         process = self.processes.get(group.workers[0].name)
         return process.up if process else None
 
     def remove_server(self, server: str) -> bool:
-        """Forget a server and all its processes. Return whether the server was known."""
+        """Remove a server and all its processes. Return whether the server was known."""
         if self.nodes.pop(server, None) is None:
             return False
         for name in [name for name, one in self.processes.items() if one.rank.server == server]:
@@ -111,7 +111,7 @@ class Workers:
     async def _call(self, server: str, method: str, *args: Any) -> Any:
         """Call a method of a server. Raises NodeLostError if the server was lost or cannot be reached."""
         if (node := self.nodes.get(server)) is None:
-            raise orders.NodeLostError("the server was lost")
+            raise orders.NodeLostError(f"the fleet has lost server {server}")
         return await node.call(method, *args)
 
     async def _send_order(self, rank: LaunchRank, method: str, order: orders.RankOrder | str) -> None:

@@ -1,7 +1,7 @@
-"""Access control of a gateway: by its own key, by a client's key, or without a key by the Host and Origin headers.
+"""Access control of a gateway: requests are checked by API key or, if none is required, by their Host and Origin headers.
 
-A web page from another site can make a browser send requests to a gateway. It cannot choose the Host and Origin headers.
-Without the gateway's consent (CORS), it can send neither JSON nor a header that contains a key.
+A web page from another site can make a browser send requests to a gateway, but it cannot choose the Host and Origin
+headers. Unless the gateway allows its origin (CORS), the page can send neither JSON nor a header that contains a key.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ CLIENT = "coldstart.client"
 
 
 class AccessControl:
-    """Access control of one gateway. The paths in `keyed` require keys of their own, which are not checked here."""
+    """Access control of one gateway. Requests to the paths in `keyed` pass, because their handlers check a separate key."""
 
     def __init__(self, front: Front[Any], endpoint: GatewayEndpoint, keyed: frozenset[str]) -> None:
         self.front, self.endpoint, self._keyed = front, endpoint, keyed
@@ -118,9 +118,9 @@ class AccessControl:
         """Return the HTTP status and reason for rejecting a request without a key, or None if the request is allowed."""
         host, origin = headers.get(b"host"), headers.get(b"origin")
         if host is not None and not self._accepts_host(host):
-            return 421, f"the host {_show(host)} is not a name of this gateway (--allow-host)"
+            return 421, f"the host {_show(host)} is not a name of this gateway (see --allow-host)"
         if origin is not None and origin not in self._origins and origin.partition(b"://")[2] != host:
-            return 403, f"web pages of {_show(origin)} may not use this gateway (--allow-origin)"
+            return 403, f"web pages of {_show(origin)} may not use this gateway (see --allow-origin)"
         if scope["method"] not in SAFE_METHODS and not _proves_consent(headers):
             return 415, "the request requires the header Content-Type: application/json"
         return None
@@ -147,8 +147,8 @@ class AccessControl:
     def read_keys(self) -> Failure | None:
         """Reload the client keys, if any. Log exposed key files and unknown models.
 
-        Return why the files cannot be used, or None if they can. After an error, the previous keys remain valid, and the log
-        and the status show the error.
+        Return the failure if a file cannot be used, else None. After a failure, the previous keys remain valid, and the
+        log and the status show the error.
         """
         facts, log, keys = self.front.facts, self.front.log, self.endpoint.client_keys
         if keys is None:

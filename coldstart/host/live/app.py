@@ -1,4 +1,4 @@
-"""HTTP application of a gateway: paths of OpenAI's API and of vLLM, routed by `model`.
+"""HTTP application of a gateway, which serves API paths of OpenAI and vLLM and routes requests by their `model` field.
 
 POST  FORWARDED_PATHS         forwarded to the model's server
 GET   /v1/models, /v1/models/{name}    all models and aliases, whether they are ready or not
@@ -7,10 +7,10 @@ GET   /metrics                Prometheus text
 GET   /status                 the status document of the host or the fleet
 GET   /ui                     the status as a web page; requires no key
 
-Invariant: the page contains no data about the host. It reads all data from /status, with an API key that the user enters
-if the host requires one. Its content security policy allows no other connections and only its own scripts.
+Invariant: the web page contains no data about the host. It reads all data from /status, with an API key that the user
+enters if the host requires one. Its content security policy allows no other connections and only its own scripts.
 
-A host adds the routes of `host_routes`, a fleet its operator routes. vLLM routes that change a server (/sleep,
+A host adds the routes in `host_routes`, and a fleet those in `fleet.live.admin`. vLLM routes that change a server (/sleep,
 /v1/load_lora_adapter and similar) are not forwarded.
 """
 
@@ -41,7 +41,7 @@ from coldstart.host.live.messages import BodyMemory, Receive, Scope, Send
 
 @cache
 def read_page() -> tuple[bytes, dict[str, str]]:
-    """Return the status page as one HTML document, together with its headers, which forbid other pages to embed it."""
+    """Return the status page as one HTML document, and response headers that forbid embedding it in other pages."""
     text = files(__package__).joinpath("ui.html").read_text(encoding="utf-8")
     scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
@@ -63,12 +63,12 @@ HEARTBEAT_S = 5.0
 
 
 class Gateway:
-    """ASGI application of one front.
+    """ASGI application of a gateway. `front` admits its requests to a host or a fleet.
 
-    The endpoint's API key is required for all paths except OPEN and the routes in `more`, which have keys of their own. A
-    client's key grants access to the model paths, and to all others if the client has admin access. `routes` are additional
-    routes that require a key and replace routes with the same path. Requests without a key are checked by their host and
-    origin.
+    If the endpoint has an API key, it is required for all paths except OPEN and the routes in `more`, which check
+    separate keys. A client's key grants access to the model paths, and to all other paths if the client has admin access.
+    `routes` are additional routes that require a key and replace routes with the same path. Requests without a key are
+    checked by their Host and Origin headers.
     """
 
     def __init__(

@@ -36,9 +36,9 @@ class _LimitExceededError(Exception):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Connection of one client, of which there may be `connections`. httptools calls the `on_*` methods.
+    """Connection of one client. At most `connections` clients can connect at a time. httptools calls the `on_*` methods.
 
-    `refused` counts, by status, the error responses that are sent here.
+    `refused` counts the error responses that this class sends, by HTTP status.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
-"""A stream that can continue on another server of its model.
+"""Continue a response stream on another server of its model.
 
 Every request to vLLM has `return_token_ids` set. The token IDs are recorded here, and removed from the response unless
 the client asked for them. The next server receives the IDs of the prompt and of the generated tokens through
-/v1/completions. For a chat, its response is rewritten as a chat response. With greedy sampling, the result is the same as
-without a change of server. With sampling without a seed, it has the same distribution, because the next token depends
-only on the tokens before it.
+/v1/completions. For a chat request, its response is converted to a chat response. With greedy sampling, the result is the
+same as without a change of server. With unseeded sampling, the result has the same distribution, because the next token
+depends only on the tokens before it.
 
 Invariant: the client receives each token's text once and in order. A server's text may lag behind its tokens by an
 incomplete character. The next server continues after the last token whose text was complete, and repeated text is
@@ -55,7 +55,7 @@ _DEFAULT_TOKENS = 16  # vLLM's default for a completion without max_tokens
 
 
 def find_unsupported(path: str, document: Mapping[str, Any], arguments: Arguments) -> str:
-    """Return the request field or server argument that prevents a continuation, or "" if there is none."""
+    """Return the path, request field or server argument that prevents a continuation, or "" if nothing prevents it."""
     if path not in _PROMPT:
         return path
     if path == CHAT and any(arguments.gives(word) for word in _PARSERS):
@@ -83,10 +83,11 @@ def _text_only(message: Any) -> bool:
 
 
 class Continuation:
-    """State of one stream.
+    """State of one response stream that can continue on another server.
 
-    `tokens` are the token IDs generated so far. The client has the complete text of the first `clean_count` tokens. If `kv`
-    is set, the next continuation request contains it, and the next server loads the KV cache of the tokens so far.
+    `tokens` are the token IDs generated so far. The client has received the complete text of the first `clean_count`
+    tokens. If `kv` is set, it contains the KV transfer parameters with which the next server loads the KV cache of these
+    tokens.
     """
 
     def __init__(self, path: str, document: Mapping[str, Any]) -> None:
@@ -113,7 +114,7 @@ class Continuation:
 
     @property
     def is_resumable(self) -> bool:
-        """Return whether the stream can be resumed: another server can continue from here, or nothing is left to send."""
+        """Return whether the stream can be resumed: another server can continue from here, or the client has all tokens."""
         if self._diverged or self._foreign:
             return False
         # Tokens after `clean_count` are sampled again, so the client must not have received any part of them.
@@ -130,7 +131,7 @@ class Continuation:
         return len(self.tokens) > self.clean_count
 
     def build_next_request(self, path: str) -> tuple[str, bytes]:
-        """Return the path and body of the next request: first the client's own, later one for the remaining tokens."""
+        """Return the path and body of the next request: first the client's own request, later one for the remaining tokens."""
         self._rest, self.error = b"", ""
         if self.prompt is None:
             return path, self._body({**self.document, "return_token_ids": True})
@@ -177,9 +178,9 @@ class Continuation:
         return json.dumps(document).encode()
 
     def filter_chunk(self, chunk: bytes) -> bytes:
-        """Return the part of `chunk` that the client is to receive, as complete events.
+        """Return the complete events that the client should receive. An incomplete event is buffered until its rest arrives.
 
-        If the server cannot continue this stream, `error` is not empty afterwards.
+        If the stream cannot continue with the output of this server, set `error`.
         """
         *events, self._rest = (self._rest + chunk).split(b"\n\n")
         passed = []
@@ -209,7 +210,7 @@ class Continuation:
         return self._written(chunk) if self._later else self._seen(chunk, event)
 
     def _seen(self, chunk: dict[str, Any], event: bytes) -> bytes:
-        """Return an event of the first server without the fields that `return_token_ids` added."""
+        """Return an event of the first server without the fields that `return_token_ids` added, and record its tokens."""
         if not self._head:
             self._head = {name: chunk.get(name) for name in ("id", "object", "created", "model")}
         choice = chunk["choices"][0] if chunk["choices"] else {}
@@ -267,7 +268,7 @@ class Continuation:
         return {**(usage or {}), **counted}
 
     def build_final_events(self) -> bytes:
-        """Build the final events of a stream if its last token arrived without them."""
+        """Build the final events of a stream whose server exited after the last token but before it sent these events."""
         options = self.document.get("stream_options") or {}
         usage = b""
         if options.get("include_usage"):

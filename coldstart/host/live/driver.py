@@ -33,9 +33,10 @@ LATE_S = 60.0
 
 
 class PrewarmSchedule:
-    """Scheduled starts, with the next start time of each model.
+    """Schedule of model starts by cron expression.
 
-    `prewarm` is called with a model that is due. `miss` is called with a model that missed its start, and the reason.
+    `prewarm` is called with the name of each model that is due. `miss` is called with the name of a model whose scheduled
+    start was missed, and the reason.
     """
 
     def __init__(
@@ -61,9 +62,9 @@ class PrewarmSchedule:
         return self._next.get(model)
 
     def check(self) -> None:
-        """Order the starts that are due, and set a timer for the next one.
+        """Start the models that are due, and set a timer for the next check.
 
-        All times are computed again, because the clock may have been set.
+        All start times are computed again, because the clock may have been changed.
         """
         now = self._now()
         for model, at in self._next.items():
@@ -87,7 +88,7 @@ LOOK_S = 0.02
 
 
 class Driver(Front[Ticket]):
-    """Driver of one model host. It connects the core to requests, servers and timers."""
+    """Driver of one model host, which connects the core to requests, servers and timers."""
 
     stopping = STOPPING
 
@@ -120,7 +121,7 @@ class Driver(Front[Ticket]):
 
     @property
     def resumes(self) -> bool:  # type: ignore[override]
-        """Return whether a stream can continue on the next server of its model."""
+        """Return whether a stream whose server exits continues on the next server of its model."""
         return self.core.settings.resume_streams
 
     def _admit(self, route: Destination, *, counted: bool = True, tries: int = 0) -> Ticket:
@@ -135,10 +136,10 @@ class Driver(Front[Ticket]):
             self.emit(events.RequestEnded(ticket.number))
 
     async def readmit(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
-        """Admit a request again if the next server can continue its stream, or if its server aborted it. Return None otherwise.
+        """Admit a request again if the next server can continue its stream, or if its server aborted it. Otherwise return None.
 
-        A request is not repeated if its connection was lost before the response began, because it may have killed its server.
-        A request that was repeated before is not repeated again, because it may have caused both failures.
+        A request is not retried if its connection was lost before the response began, because the request may have
+        crashed the server. Each request is retried at most once, because it may have caused both failures.
         """
         has_begun = ticket.stream is not None and bool(ticket.stream.tokens)
         is_resumable = (has_begun or isinstance(error, AbortedError)) and not ticket.tries
@@ -178,7 +179,7 @@ class Driver(Front[Ticket]):
         return replica.server.progress if known and known.state is State.STARTING and replica else None
 
     def find_server(self, name: str | None) -> tuple[LocalReplica | None, str]:
-        """Return the running server for a model name, an alias or None (the default model). If there is none, return why."""
+        """Return the running server for a model name or alias (None: the default model), or None and why no server runs."""
         route = self.catalogue.find_destination(name)
         if route is None:
             return None, build_unknown_model_error(name).reason
@@ -222,7 +223,7 @@ class Driver(Front[Ticket]):
         self.schedule.configure(file.crontabs)
 
     def load(self, model: str) -> Ticket:
-        """Start a model as a request would, but without counting a request. The ticket is granted when the model is ready.
+        """Start a model as a request would, without counting a request. `Ticket.granted` completes when the model is ready.
 
         Raises AdmissionRefusedError under the same conditions as `enter`.
         """
@@ -239,7 +240,7 @@ class Driver(Front[Ticket]):
         self.load(model).granted.add_done_callback(end)
 
     def unload(self, model: str | None) -> list[str]:
-        """Stop a model after its running requests. If `model` is None, stop all that the host does not restart by itself.
+        """Stop a model after its running requests. If `model` is None, stop all models except the pinned and default models.
 
         Return the names of the models that are stopped.
         """
@@ -252,7 +253,7 @@ class Driver(Front[Ticket]):
         return gone
 
     def status(self) -> dict[str, object]:
-        """Return the status document."""
+        """Return the status document of the host."""
         for model in self.core.models:
             facts = self.facts.get_model(model)
             facts.next_prewarm_unix_s = self.schedule.get_next(model)

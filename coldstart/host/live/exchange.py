@@ -1,6 +1,6 @@
 """One request through the gateway: wait until its model is ready, forward the request, and stream the response to the client.
 
-Invariants: each chunk is sent to the client as soon as it arrives, and no chunk of one exchange reaches another. When the
+Invariants: each chunk is sent to the client as soon as it arrives, and only to the client that sent the request. When the
 client disconnects, the connection to the server is closed, which makes vLLM abort the request. The front releases each
 admitted request exactly once, on every path.
 """
@@ -163,7 +163,7 @@ class Exchange:
                     return
                 detail = content[:200].decode(errors="replace")
                 raise DisconnectedError(
-                    f"the server that should continue a broken stream returned HTTP {answer.status}: {detail}"
+                    f"the server that should continue an interrupted stream returned HTTP {answer.status}: {detail}"
                 )
             chunk = await answer.read_chunk()
             # Only a response that has arrived completely is checked; a longer one would have to be buffered.
@@ -205,7 +205,7 @@ class Exchange:
                 raise DisconnectedError(stream.error)
             chunk = await answer.read_chunk()
         if stream is not None and not stream.is_over:
-            raise DisconnectedError("the stream ended before its last event")
+            raise DisconnectedError("the server closed the stream before its last event")
         await self._send_chunk(b"", last=True)
 
     async def _report_failure(self, replica: Replica, error: Exception) -> None:

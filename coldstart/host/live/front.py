@@ -1,6 +1,7 @@
-"""Admission of requests to a core, without I/O. A host's driver and a fleet's control share this part.
+"""Admission of requests to the core of a host or a fleet, without I/O.
 
-The HTTP application uses no other interface. All code runs on one event loop, so the core processes one event at a time.
+The HTTP application uses a host's driver or a fleet's control only through this interface. All code runs on one event loop,
+so the core processes one event at a time.
 """
 
 from __future__ import annotations
@@ -53,10 +54,10 @@ def build_unknown_model_error(asked: str | None) -> AdmissionRefusedError:
 class Ticket:
     """Admission ticket of a request, from its arrival to its end.
 
-    The future `granted` returns the server for the request, or raises AdmissionRefusedError. `hit` is True if the request did
-    not wait. `stream` is the state of a response that can continue on another server, and `response` is the current response.
-    `tries` is the number of earlier admissions. `evicted` are the models that were evicted for the request. `request_id` is
-    the request's ID at its server.
+    The future `granted` resolves to the server for the request, or raises AdmissionRefusedError. `hit` is True if the
+    request did not wait. `stream` is the state of a response that can continue on another server, and `response` is the
+    current response. `tries` is the number of earlier admissions. `evicted` are the models that were evicted for the
+    request. `request_id` is the request's ID at its server.
     """
 
     number: str
@@ -79,7 +80,7 @@ class Ticket:
             self.granted.exception()
 
     def requeue(self) -> None:
-        """Requeue the request after its response was interrupted. It continues on the server that `granted` returns."""
+        """Requeue the request after its response was interrupted. It continues on the server to which `granted` resolves."""
 
     def record_first_chunk(self) -> None:
         """Record that the first chunk of a response has arrived."""
@@ -94,10 +95,10 @@ T = TypeVar("T", bound=Ticket)
 
 
 class Front(ABC, Generic[T]):
-    """Admits requests, and decides which server handles each.
+    """Interface between the HTTP application and the core. It admits requests, and selects the server for each request.
 
     `stopping` is the reason for rejections once the gateway is stopping. If `resumes` is set, a stream whose server exited
-    continues on another one.
+    continues on another server.
     """
 
     metrics: Metrics
@@ -112,10 +113,10 @@ class Front(ABC, Generic[T]):
         self._timer: asyncio.TimerHandle | None = None
 
     def enter(self, asked: str | None, *, counted: bool = True) -> T:
-        """Admit a request for the model name `asked`. `counted` is False for an operator's order.
+        """Admit a request for the model name `asked`. `counted` is False if an operator loads the model without a request.
 
         Raises:
-            AdmissionRefusedError: The model is unknown or the gateway is stopping. Later rejections are raised by `granted`.
+            AdmissionRefusedError: The model is unknown or the gateway is stopping. `granted` raises later rejections.
         """
         if self.facts.stopping:
             raise AdmissionRefusedError(503, self.stopping, 5.0)
@@ -134,9 +135,9 @@ class Front(ABC, Generic[T]):
 
     @abstractmethod
     async def readmit(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
-        """Admit a request again after its server failed. Return None if no other server can handle it.
+        """Admit a request again after its server failed. Return its new ticket, or None if no other server can handle it.
 
-        Another server can handle it if its response has not begun, or if its stream can continue there.
+        Another server can handle the request if its response has not begun, or if its stream can continue there.
         """
 
     @abstractmethod

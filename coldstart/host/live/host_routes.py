@@ -1,10 +1,10 @@
 """HTTP routes of a single host, whose servers run on this machine.
 
-GET   /logs/{name}            the end of the log of the model's running server; with ?follow also later lines
-POST  /load/{name}            start a model, and respond when it is ready; with ?wait=false immediately
-POST  /unload, /unload/{name}    stop all models, or one, after their running requests; the next request restarts them
+GET   /logs/{name}            the end of the log of the model's running server; ?follow also streams new lines
+POST  /load/{name}            start a model, and respond when it is ready, or immediately with ?wait=false
+POST  /unload, /unload/{name}    stop all models, or one model, after their running requests; the next request restarts them
 GET   /metrics                Prometheus metrics of the host and its running servers
-GET   /upstream/{name}/{path}    response of a running server at one of the paths READABLE
+GET   /upstream/{name}/{path}    the response of a model's running server at {path}, which must be in READABLE
 GET   READ_PATHS              the same for the default model, or for the only model
 POST  /reload                 reload the configuration
 POST  /stop                   stop the host, as SIGTERM does
@@ -45,7 +45,7 @@ _SAMPLE = re.compile(rf"[a-zA-Z_:][\w:]*(?:\{{{_LABELS}\}})? {_VALUE}", re.ASCII
 
 
 async def read_from_server(replica: LocalReplica, path: str, timeout_s: float) -> tuple[int, str, bytes]:
-    """Read a path of a server, and return the status, content type and body.
+    """Send a GET request to a model server, and return the status, content type and body of the response.
 
     Raises:
         OSError: The server does not respond within `timeout_s` seconds, disconnects, or sends more than MAX_BYTES.
@@ -59,16 +59,17 @@ async def read_from_server(replica: LocalReplica, path: str, timeout_s: float) -
         while part := await answer.read_chunk():
             body += part
             if len(body) > MAX_BYTES:
-                raise DisconnectedError(f"the server's response exceeds {MAX_BYTES} bytes")
+                raise DisconnectedError(f"the server's response to {path} exceeds {MAX_BYTES} bytes")
         given = {name.lower(): value for name, value in answer.headers}
         kind = given.get(b"content-type", b"application/octet-stream").decode("latin-1")
         return answer.status, kind, body
 
 
 def merge_metrics(own: str, servers: Iterable[tuple[str, str]]) -> str:
-    """Append the metrics of `servers`, pairs of a model and vLLM's text, to `own`. Label each sample with its model.
+    """Append the metrics of vLLM servers to the host's metrics `own`, and add the label `model` to each of their samples.
 
-    Each metric family has one HELP and one TYPE line, followed by all its samples. The lines are labeled as text, because
+    `servers` are pairs of a model name and the metrics of its server in the Prometheus text format. Each metric family
+    has one HELP and one TYPE line, followed by all its samples. The lines are labeled as text, because
     prometheus_client's parser would use half a second of CPU time per server, which delays token streams.
     """
     families: dict[str, tuple[list[str], list[str]]] = {}
@@ -90,7 +91,7 @@ def merge_metrics(own: str, servers: Iterable[tuple[str, str]]) -> str:
 
 
 def is_prometheus_text(text: str) -> bool:
-    """Return whether each line is a Prometheus sample or comment, because one invalid line would invalidate all metrics."""
+    """Return whether every line is a valid Prometheus sample or comment. One invalid line would invalidate all metrics."""
     return all(not line or line.startswith("#") or _SAMPLE.fullmatch(line) for line in text.split("\n"))
 
 
@@ -225,7 +226,7 @@ def create_process_routes(
 
     Args:
         reload: Function that reloads the configuration and returns the changes. Raises UsageError.
-        stop: Function that begins to stop the host, and returns the number of running requests.
+        stop: Function that initiates the shutdown of the host, and returns the number of running requests.
     """
 
     async def reload_configuration(request: Request) -> Response:

@@ -30,7 +30,7 @@ LAST_ANSWERS_S = 1.0
 
 
 class GatewayServer(uvicorn.Server):
-    """Uvicorn server without signal handlers, which the gateway's process installs. It calls `check_files` every second."""
+    """Uvicorn server without signal handlers of its own. It calls `check_files` every second."""
 
     def __init__(self, config: uvicorn.Config, check_files: Callable[[], None]) -> None:
         super().__init__(config)

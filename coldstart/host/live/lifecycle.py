@@ -1,4 +1,4 @@
-"""Servers of the host's models, from the start order until their processes have exited; in between they can sleep and wake up.
+"""Life cycle of a host's model servers: start, sleep, wake-up and exit.
 
 The tiers `asleep-N` are vLLM's sleep levels (`/sleep?level=N`, `/wake_up`), which vLLM offers with `--enable-sleep-mode`
 on platforms that support it, and only in its development mode. That mode also opens routes that call worker methods,
@@ -7,8 +7,8 @@ replace weights and show the configuration.
 Invariant: only a model with a sleeping tier is started in development mode. Its server listens on a Unix socket in this
 host's private directory, and the gateway forwards none of these routes.
 
-Invariant: every order results in exactly one event, whatever happens to the process: StartModel in ModelReady or
-ModelFailed, ChangeTier in TierChanged or ModelFailed.
+Invariant: every order results in exactly one event, whatever happens to the process. StartModel results in ModelReady or
+ModelFailed, and ChangeTier in TierChanged or ModelFailed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _SLEEP = "asleep-"
 
 
 class LocalReplica(Replica):
-    """Replica of a model that runs on this host. `began` is the time in seconds at which its start was ordered."""
+    """Server of a model on this host. `began` is the time in seconds at which its start was ordered."""
 
     def __init__(self, launch: Launch, server: ModelServer, began: float) -> None:
         super().__init__(launch.name, Upstream(server.socket), messages.find_server_key(launch.args))
@@ -74,14 +74,14 @@ class LocalReplica(Replica):
             return False
 
     async def end(self, reason: str = "") -> None:
-        """Stop the server, by force after a while. Waiting requests receive `reason`."""
+        """Stop the server, by force if it does not exit in time. Waiting requests fail with `reason`."""
         self.is_ending = True
         self.reason = self.reason or reason
         await stop_by_force(self.server)
 
 
 class Lifecycle:
-    """Servers and template of one host. `emit` is called to send an event to the core. `replicas` are the servers by model."""
+    """Manager of a host's servers, which `replicas` maps by model, and of its template. `emit` sends an event to the core."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Lifecycle:
         self._tasks = BackgroundTasks(self.log)
 
     def execute(self, order: events.StartModel | events.ChangeTier) -> None:
-        """Start to carry out an action of the core."""
+        """Begin to execute an action of the core. An event reports when the action is complete."""
         match order:
             case events.StartModel(model, tier):
                 known = self.replicas.get(model)
@@ -264,7 +264,7 @@ class Lifecycle:
         self.begin()
 
     def drain(self) -> None:
-        """Stop the servers that are still starting, and start no more templates."""
+        """Stop the servers that are still starting, and do not start another template."""
         for name, model in list(self.core.models.items()):
             if model.state is State.STARTING and name in self.replicas:
                 self._tasks.spawn(self.replicas[name].end())

@@ -62,7 +62,7 @@ class _LogHandler(logging.Handler):
 
 @contextmanager
 def capture_loggers(log: Log) -> Iterator[None]:
-    """Write the messages that libraries such as uvicorn and asyncio log to `log` for the duration of the block."""
+    """Forward warnings and errors from the loggers of libraries, such as uvicorn and asyncio, to `log` during the block."""
     handler, root = _LogHandler(log), logging.getLogger()
     root.addHandler(handler)
     try:
@@ -90,7 +90,7 @@ def _format_value(value: object) -> str:
 
 
 class BackgroundTasks:
-    """Background tasks of one owner. It keeps references to them, because the event loop keeps only weak references."""
+    """Set of background tasks. It keeps references to the tasks, because the event loop keeps only weak references."""
 
     def __init__(self, log: Log) -> None:
         self.log = log

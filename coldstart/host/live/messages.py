@@ -28,18 +28,18 @@ T = TypeVar("T")
 
 
 class BodyMemory:
-    """Memory that the request bodies of one gateway use, in bytes, and its limit."""
+    """Memory budget in bytes for the request bodies that one gateway buffers."""
 
     def __init__(self, limits: GatewayLimits) -> None:
         self.total = max(limits.buffered_bytes, limits.body_bytes)
         self.used = 0
 
     async def read(self, receive: Receive) -> bytes:
-        """Return the complete body of a request. Its size counts as used until `release` is called.
+        """Return the complete body of a request. The body counts toward the budget until `release` is called.
 
         Raises:
             ClientGoneError: The client disconnected.
-            AdmissionRefusedError: The body exceeds the remaining memory.
+            AdmissionRefusedError: The body exceeds the remaining budget.
         """
         parts: list[bytes] = []
         try:
@@ -50,7 +50,7 @@ class BodyMemory:
                 part = message.get("body", b"")
                 if self.used + len(part) > self.total:
                     raise AdmissionRefusedError(
-                        503, "no memory for the request body: waiting requests use all of it", 1.0
+                        503, "no memory for the request body: other requests use all of it", 1.0
                     )
                 self.used += len(part)
                 parts.append(part)
@@ -61,7 +61,7 @@ class BodyMemory:
             raise
 
     def release(self, size: int) -> None:
-        """Release the memory of a body of `size` bytes."""
+        """Return `size` bytes to the budget."""
         self.used -= size
 
 
@@ -91,7 +91,7 @@ def replace_model(body: bytes, model: str) -> bytes:
 
 
 def decode(parse: Callable[[bytes], T], body: bytes) -> T:
-    """Return the result of `parse` on the body. Raises AdmissionRefusedError if the body is invalid."""
+    """Return the result of `parse` on the request body. Raises AdmissionRefusedError if the body is invalid."""
     try:
         return parse(body)
     except (ValueError, RecursionError) as error:
@@ -115,7 +115,7 @@ _TYPES = {
 
 
 def build_error(status: int, reason: str, hint: str = "") -> bytes:
-    """Build the JSON body of an error response, with a separate field for the hint."""
+    """Build the JSON body of an error response in OpenAI's format, with an additional field for the hint."""
     kind = _TYPES.get(status, "BadRequestError" if status < 500 else "ServiceUnavailableError")
     content = {"message": reason, "type": kind, "param": None, "code": status}
     content |= {"hint": hint} if hint else {}
@@ -141,7 +141,7 @@ def format_event(data: bytes) -> bytes:
 
 
 def format_comment(text: str) -> bytes:
-    """Format a comment in a server-sent event stream, which keeps the connection alive and which clients ignore."""
+    """Format a server-sent event comment, which keeps the connection alive and which clients ignore."""
     return b": " + text.encode() + b"\n\n"
 
 
@@ -203,18 +203,18 @@ def choose_request_id(scope: Scope) -> bytes:
 
 
 def filter_request_headers(scope: Scope, number: bytes, key: str) -> Headers:
-    """Return the headers that the server receives, with the request ID `number` and the server's own API key if it has one."""
+    """Return the headers to forward to the server, with the request ID `number` and the server's API key if it has one."""
     given = [(name, value) for name, value in scope["headers"] if name not in _NOT_SENT]
     return [*given, *build_auth_header(key), (b"x-request-id", number)]
 
 
 def build_auth_header(key: str) -> Headers:
-    """Return the Authorization header with a server's own API key, or no header if `key` is empty."""
+    """Return the Authorization header for a server's own API key, or no header if `key` is empty."""
     return [(b"authorization", b"Bearer " + key.encode())] if key else []
 
 
 def find_server_key(args: Arguments) -> str:
-    """Return the API key that a model's server requires, from its arguments or the environment, or "" if it requires none."""
+    """Return the API key that a model server requires, from its arguments or the environment, or "" if it requires none."""
     keys = args.value("api_key")
     if isinstance(keys, (list, tuple)):
         keys = keys[0] if keys else None
@@ -222,7 +222,7 @@ def find_server_key(args: Arguments) -> str:
 
 
 def filter_response_headers(headers: Headers, *, streams: bool) -> Headers:
-    """Return the server's headers that the client receives. If `streams` is set, disable buffering by proxies."""
+    """Return the headers to forward to the client. If `streams` is set, add a header that disables buffering by proxies."""
     passed = [(name.lower(), value) for name, value in headers if name.lower() not in _NOT_PASSED]
     return [*passed, UNBUFFERED] if streams else passed
 

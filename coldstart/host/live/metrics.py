@@ -24,10 +24,11 @@ Document = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class StatusMetric:
-    """Metric whose value is at `path` in the status document, such as `host.memory_bytes`. Text counts as 1, and "" as 0.
+    """Metric whose value is at `path` in the status document, such as `host.memory_bytes`.
 
-    A path into a list, such as `models.held`, yields one value for each model that has the field. A mapping yields one value
-    for each HTTP status. If `choices` is set, the value is 1 for the choice that the field equals, and 0 for the others.
+    Non-empty text counts as 1, and "" as 0. A path into a list, such as `models.held`, yields one value for each model
+    that has the field. A mapping yields one value for each HTTP status. If `choices` is set, the value is 1 for the
+    choice that the field equals, and 0 for the others.
     """
 
     name: str
@@ -85,7 +86,7 @@ HOST = (
 
 
 class Metrics(Collector):
-    """Counters that are updated when requests end, and `figures` from the status document, which is read on demand."""
+    """Prometheus collector with counters that are updated when requests end, and metrics that are read from the status."""
 
     def __init__(
         self,
@@ -116,11 +117,11 @@ class Metrics(Collector):
         self.registry.register(self)
 
     def add_counter(self, name: str, about: str, *labels: str, prefix: str = "") -> Counter:
-        """Return a new counter."""
+        """Register and return a new counter."""
         return Counter((prefix or self._prefix) + name, about, labels, registry=self.registry)
 
     def add_histogram(self, name: str, about: str, *labels: str, prefix: str = "") -> Histogram:
-        """Return a new histogram of seconds."""
+        """Register and return a new histogram of durations in seconds."""
         name = (prefix or self._prefix) + name
         return Histogram(name, about, labels, buckets=BUCKETS_S, registry=self.registry)
 
@@ -130,7 +131,7 @@ class Metrics(Collector):
         return (one.measure(self._prefix, document) for one in self._figures)
 
     def describe(self) -> Iterable[Metric]:
-        """Return no names before the first collection (prometheus_client's Collector)."""
+        """Return no metrics, so that registering this collector does not call `collect` (prometheus_client's Collector)."""
         return ()
 
     def count_client(self, name: str, outcome: str) -> None:
@@ -140,8 +141,8 @@ class Metrics(Collector):
     def count_response(self, model: str, code: int, queued_s: float | None, first_s: float | None) -> None:
         """Count the response to an admitted request, with the HTTP status `code`.
 
-        The request was forwarded after `queued_s` seconds, and the first chunk arrived after `first_s` seconds. Each is None
-        if that did not happen.
+        The request was forwarded after `queued_s` seconds, and the first chunk arrived after `first_s` seconds. A value
+        is None if this did not happen.
         """
         self._responses.labels(model, str(code)).inc()
         if queued_s is not None:
@@ -155,7 +156,7 @@ class Metrics(Collector):
 
 
 class EventRecorder:
-    """Recorder of the events of one host. It updates facts and metrics, and writes the log."""
+    """Recorder that reports the events of one host in its facts, its metrics and its log."""
 
     def __init__(self, log: Log, facts: HostFacts, status: Callable[[], Mapping[str, Any]]) -> None:
         self.log, self.facts = log, facts

@@ -1,7 +1,7 @@
-"""Bundle, memory, start time and devices of models before their first start on this host.
+"""Find the bundle, memory, start time and devices of a model before its first start on this host.
 
 The `stages` section of a bundle records how long its verification run took to become ready, and how much memory it used: on
-the CPU the proportional set size of its processes, on GPUs the peak of all devices together.
+the CPU the proportional set size of its processes, and on GPUs the peak of the memory used on all devices together.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def look_up_model(launch: Launch, cache: Cache, *, offline: bool) -> Lookup:
 
 
 def adopt_arguments(launch: Launch, cache: Cache, *, offline: bool) -> tuple[Arguments, str]:
-    """Return the arguments and the name of the newest trusted bundle of the launch's model. Both are empty if there is none.
+    """Return the vLLM arguments and the name of the model's newest trusted bundle. Both are empty if there is no such bundle.
 
     Raises the errors of `inspection.look_up`, and NoBundleError if `on_miss` is "fail" and the only bundle is untrusted.
     """
@@ -78,10 +78,10 @@ RUNTIME_TEMPLATE_BYTES = 540 << 20
 
 
 def create_profiles(cache: Cache, *, offline: bool) -> Profiles:
-    """Return a function that reads the profile of a launch from its bundle.
+    """Return a function that reads the profile of a launch (its memory and start time) from its bundle.
 
-    The function raises the errors of a lookup, NoBundleError if the launch requires a bundle, and UsageError if the memory is
-    unknown.
+    The function raises the errors of a lookup, NoBundleError if the launch requires a bundle, and UsageError if the memory
+    is unknown.
     """
 
     def profile(launch: Launch) -> Profile:
@@ -95,15 +95,15 @@ def create_profiles(cache: Cache, *, offline: bool) -> Profiles:
 
 
 def find_template_bytes() -> int:
-    """Return the bytes of memory to reserve for a runtime template: 0 on a GPU, where it uses no device memory."""
+    """Return the bytes of memory to reserve for a runtime template, which are 0 on a GPU because it uses no device memory."""
     return RUNTIME_TEMPLATE_BYTES if runtime.targets_cpu() else 0
 
 
 def choose_profile(launch: Launch, found: Lookup, memory: int | None = None) -> Profile:
-    """Return the memory and start time from the bundle's verification run. If there is none, estimate them on the CPU.
+    """Return the memory and start time of the bundle's verification run. Without one, estimate them on the CPU.
 
-    `memory` is the size in bytes that the user specified. Raises UsageError if the CPU estimate needs local weights that are
-    missing, or if the GPU memory is unknown, because vLLM uses as much of it as it is allowed to.
+    `memory` is the size in bytes that the user specified. Raises UsageError if the CPU estimate needs local weights that
+    are missing, or if the GPU memory is unknown, which cannot be estimated because vLLM uses as much as it is allowed to.
     """
     proof, on_cpu = found.bundle and inspection.read_proof(found.bundle), runtime.targets_cpu()
     if proof and (known := memory or (proof.memory_bytes if on_cpu else proof.device_bytes)):
@@ -113,7 +113,7 @@ def choose_profile(launch: Launch, found: Lookup, memory: int | None = None) -> 
     if memory:
         return Profile(memory, ASSUMED_START_S, "assumed")
     raise UsageError(
-        f"models.{launch.name}: its GPU memory is unknown: no bundle records it",
+        f"models.{launch.name}: the GPU memory of the model is unknown, because no bundle records it",
         hint=f"run `{found.format_materialize('--force')}`, or set memory and start_s in [models.{launch.name}]",
     )
 
@@ -128,7 +128,7 @@ def estimate_profile(launch: Launch, model: Path | None) -> Profile:
     weights = measure_weights(model)
     if not weights:
         raise UsageError(
-            f"models.{launch.name}: its memory is unknown: no bundle records it, and there are no local weights",
+            f"models.{launch.name}: the memory of the model is unknown: no bundle records it, and there are no local weights",
             hint=f"set memory and start_s in [models.{launch.name}]",
         )
     kv = launch.args.number("kv_cache_memory_bytes", ASSUMED_KV)
@@ -161,7 +161,7 @@ def set_device_memory(file: HostFile) -> HostFile:
 
 
 def build_device_environment(launch: Launch) -> Mapping[str, str]:
-    """Return the environment variables that restrict a server to its devices. Empty if it may use all of them."""
+    """Return the environment variables that restrict a server to its devices, or none if it may use all devices."""
     if not launch.devices:
         return {}
     visible = os.environ.get(nvml.VISIBLE)
@@ -171,7 +171,7 @@ def build_device_environment(launch: Launch) -> Mapping[str, str]:
 
 
 class MemoryMeter:
-    """Measures the memory of a process and its descendants in bytes. A method returns None if it cannot measure the memory.
+    """Meter of the memory of a process and its descendants, in bytes. A method returns None if it cannot measure the memory.
 
     Its methods raise ProcessLookupError if the process has exited.
     """
@@ -180,9 +180,9 @@ class MemoryMeter:
         self.on_cpu = on_cpu
 
     def measure_process(self, pid: int) -> int | None:
-        """Return the proportional set size on the CPU, or None on a GPU, where reservations keep their estimates."""
+        """Return the proportional set size in bytes on the CPU, or None on a GPU, where reservations are not corrected."""
         return processes.measure_pss_bytes(processes.list_tree(pid)) if self.on_cpu else None
 
     def measure_gpu(self, pid: int) -> int | None:
-        """Return the GPU memory that the driver reports, or None on the CPU."""
+        """Return the GPU memory in bytes that the driver reports, or None on the CPU."""
         return None if self.on_cpu else nvml.read_tree_memory(pid)

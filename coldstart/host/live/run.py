@@ -1,4 +1,4 @@
-"""Process of the host: listens, reloads its configuration file, and shuts down.
+"""Main process of a host, which listens, reloads its configuration file, and shuts down.
 
 On SIGTERM, SIGINT or POST /stop, the host rejects new requests, completes running ones, stops every server, and exits. A
 second signal, or the end of `drain_s` seconds, stops everything immediately. The host reloads its configuration on SIGHUP,
@@ -39,7 +39,7 @@ from coldstart.system.proc.processes import has_terminal
 
 @dataclass(eq=False)
 class ModelHost:
-    """One run of the host. `source` reads the configuration again. `announce` is called with the URL when the host listens.
+    """One run of a host. `source` reads the configuration again. `announce` is called with the URL once the host listens.
 
     `config` is the configuration file to watch.
     """

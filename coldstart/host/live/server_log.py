@@ -75,7 +75,7 @@ class ServerLog:
                     await asyncio.wait([ended], timeout=FOLLOW_S)
 
     def find_error(self) -> str:
-        """Return the error that ended the server (see `exits.find_last_error`), or "" if the log contains none."""
+        """Return the error that made the server exit (see `exits.find_last_error`), or "" if the log contains none."""
         with suppress(OSError):
             return exits.find_last_error(self.path) or ""
         return ""

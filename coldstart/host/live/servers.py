@@ -1,7 +1,7 @@
-"""Server processes of a gateway. Each one is observed over its lease, which is a connection to its supervisor.
+"""Start and monitor the server processes of a gateway, each over its lease, which is a connection to its supervisor.
 
-The end of the lease reports the exit of the server, whatever the reason. It also reports that an order was never started,
-because the starter process was killed or replaced. The socket and log of a server are deleted when it exits.
+The lease closes when the server exits, whatever the reason. It also closes if the server was never started, because the
+starter process was killed or replaced. The socket and log of a server are deleted when it exits.
 
 Invariant: a starter process that has exited, or that does not start an order in time, is replaced. The supervisors that it
 forked continue.
@@ -48,14 +48,14 @@ class StartFailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A ready server: its start mode, its PID (None if there is no process to measure), and its ready file (`document`)."""
+    """A ready server: its start mode, its PID (None if there is no process to measure), and the content of its ready file."""
 
     mode: str
     pid: int | None
     document: Mapping[str, Any]
 
     def add_wait(self, waited_s: float) -> Ready:
-        """Return a copy with an additional first phase, in which the start waited `waited_s` seconds for its template."""
+        """Return a copy with an additional first phase, during which the start waited `waited_s` seconds for its template."""
         wait = Timeline([Span("wait for the template", 0.0, waited_s, "host")])
         spans = [
             {**span, "start_s": span["start_s"] + waited_s, "end_s": span["end_s"] + waited_s}
@@ -71,12 +71,12 @@ LOOK_AT_LOG_S = 10.0
 
 
 class ModelServer:
-    """A server process or template process, from its start order to its exit, observed over its `lease`.
+    """A server or template process, from its start order to its exit, monitored over the connection `lease` to its supervisor.
 
-    The future `ready` raises StartFailedError if the start fails. The future `ended` returns the reason for the exit after
-    the server's files have been deleted. `was_killed` is then True if another program killed it with SIGKILL. `progress` is
-    the last progress that the start reported, or None before the first report and after the start. The server listens on
-    `socket` unless its order sets another address.
+    The future `ready` raises StartFailedError if the start fails. The future `ended` resolves to the reason for the exit
+    after the server's files have been deleted. `was_killed` is then True if another program killed the server with
+    SIGKILL. `progress` is the last progress that the start reported, or None before the first report and after the start.
+    The server listens on `socket` unless its order sets another address.
     """
 
     def __init__(self, path: Path, log: Path, lease: socket.socket) -> None:
@@ -113,7 +113,7 @@ class ModelServer:
             self._close()
 
     def is_stopped(self) -> bool:
-        """Return whether a signal has suspended any process of the server (state T). Blocks."""
+        """Return whether a signal has suspended any process of the server (state T). This call blocks."""
         return any(tree.is_stopped() for tree in self._trees)
 
     def _signal(self, number: int) -> None:
@@ -189,7 +189,7 @@ FORCE_S = 5.0
 
 
 async def stop_by_force(server: ModelServer) -> None:
-    """Stop a server and wait for its exit: ask it, then have its supervisor stop it by force, then kill all its processes."""
+    """Stop a server and wait for its exit, by force if it does not exit in time."""
     for ask, wait_s in ((server.stop, PATIENCE_S), (server.stop, FORCE_S), (server.kill, None)):
         ask()
         if (await asyncio.wait([server.ended], timeout=wait_s))[0]:
@@ -243,7 +243,7 @@ RESTART_S = 5.0
 
 
 class Starter:
-    """Factory of servers. It uses a starter process, and restarts this process if it exits."""
+    """Factory of model servers. It delegates each start to a starter process, and replaces this process if it exits."""
 
     module = "coldstart.host.live.starter"
 
@@ -265,7 +265,7 @@ class Starter:
         self._checks: asyncio.TimerHandle | None = None
 
     def warm(self) -> None:
-        """Start the starter process if it is not running, so that its imports are done before the first order."""
+        """Start the starter process if it is not running, so that it has imported all modules before the first order."""
         if self._checks is None:
             self._checks = asyncio.get_running_loop().call_later(CHECK_S, self._check)
         if self._process is not None and self._process.poll() is None:
@@ -300,7 +300,7 @@ class Starter:
                 self.warm()
 
     def begin(self, order: StartOrder) -> ModelServer:
-        """Order the start of a server, or of a template for the servers that are started here, without waiting for it.
+        """Order the start of a server, or of a template from which servers are forked, without waiting for the start.
 
         Raises:
             OSError: The order cannot be sent.

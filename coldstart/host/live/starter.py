@@ -1,4 +1,4 @@
-"""Starter process: it imports all modules that a start needs, and forks one supervisor per server.
+"""Starter process, which imports all modules that a start needs and forks one supervisor per server.
 
 A start takes about a second of CPU time, and a server must exit with its supervisor. Neither is possible in the gateway,
 whose event loop must not block. A supervisor is a small process that plans, starts and supervises one server as
@@ -55,9 +55,9 @@ Run = Callable[[Mapping[str, Any], json_lines.Channel], int]
 class StartOrder:
     """Order to start a server for `launch`, or a template of the level `template`.
 
-    `listen` contains vLLM's arguments for the listening address, which is a Unix socket by default. `environment` contains
-    additional variables. `pace` limits the rate at which weights are fetched. `servers.Starter` sets `cache`, `templates` and
-    `offline`.
+    `listen` contains vLLM's arguments for the listening address, which is a Unix socket by default. `environment`
+    contains additional environment variables. `pace` limits the rate at which weights are fetched. `servers.Starter` sets
+    `cache`, `templates` and `offline`.
     """
 
     launch: Launch
@@ -81,7 +81,7 @@ class StartOrder:
 
 
 def main(descriptor: int) -> None:
-    """Fork a supervisor for each message until the gateway closes the connection."""
+    """Run the starter process: fork a supervisor for each message until the gateway closes the connection."""
     die_with_supervisor()
     die_with_parent(signal.SIGKILL)  # SIGKILL also ends a process that is suspended
     import_start()
@@ -89,7 +89,7 @@ def main(descriptor: int) -> None:
 
 
 def import_start() -> None:
-    """Import the modules of a start, so that forked supervisors need not import them."""
+    """Import the modules that a start needs, so that forked supervisors need not import them."""
     import coldstart.host.live.profiles
     import coldstart.launch.driver
     import coldstart.launch.preparation  # noqa: F401

@@ -1,7 +1,7 @@
 """Runtime template of a host: a process that has imported vLLM, and from which the servers of all models are forked.
 
-It is not a tier of a model. It shortens every start from `stopped`. The host reserves its memory as long as the configuration
-requires a template.
+The template shortens every start of a stopped model. The host reserves memory for it as long as the configuration requires a
+template.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ AGAIN_S = 60.0
 
 
 class RuntimeTemplate:
-    """The runtime template of one host."""
+    """Runtime template of one host. If it fails or exits, it is restarted."""
 
     def __init__(self, servers: Starter, log: Log, facts: HostFacts) -> None:
         self.servers, self.log, self.facts = servers, log, facts
@@ -86,9 +86,9 @@ class RuntimeTemplate:
         self.facts.template_error = reason
 
     async def wait(self, launch: Launch) -> bool:
-        """Wait until the template is ready or has failed, if this launch uses it. Return False if this takes too long.
+        """Wait until the template is ready or has failed, if this launch uses it. Return False on a timeout.
 
-        Without the template, the start would have to import the same modules.
+        Waiting costs no time, because without the template, the start would have to import the same modules.
         """
         if self._process is None or launch.mode not in FORKED:
             return True
@@ -96,7 +96,7 @@ class RuntimeTemplate:
         return bool(done)
 
     def drain(self) -> None:
-        """Start no more templates, and stop one that is still starting."""
+        """Stop a template that is still starting, and do not start another template."""
         self._is_draining = True
         if self._again is not None:
             self._again.cancel()

@@ -1,4 +1,4 @@
-"""Requests to one model's server, over aiohttp.
+"""Send requests to one model server, using aiohttp.
 
 Invariant: a connection is reused only after a complete response. If a response is not read to its end, its connection is
 closed, which makes vLLM abort the request.
@@ -45,11 +45,11 @@ class AbortedError(DisconnectedError):
 
 
 class StreamInterruptedError(Exception):
-    """The response was interrupted, and the exchange must continue it on another replica. All earlier data was delivered."""
+    """The response was interrupted after all earlier data was delivered. The exchange must continue it on another replica."""
 
 
 class UpstreamResponse:
-    """Response of a server, as a context manager. Headers are complete on entry, and the connection is freed on exit."""
+    """Response of a server, as a context manager. It waits for the headers on entry, and releases the connection on exit."""
 
     def __init__(self, upstream: Upstream, pending: asyncio.Task[aiohttp.ClientResponse]) -> None:
         self._upstream, self._pending = upstream, pending
@@ -110,7 +110,7 @@ class UpstreamResponse:
         return b"".join(parts)
 
     def interrupt(self) -> None:
-        """Interrupt this response, so that the exchange continues it on another replica."""
+        """Interrupt this response, so that the exchange continues the stream on another replica."""
         self._interrupted = True
         if self._response is None:
             self._pending.cancel()
@@ -132,14 +132,16 @@ def _get_response(pending: asyncio.Task[aiohttp.ClientResponse]) -> aiohttp.Clie
     try:
         return pending.result()
     except asyncio.CancelledError as error:
-        raise DisconnectedError("the connection was closed before the response was complete") from error
+        raise DisconnectedError(
+            "the server connection was closed before the response was complete"
+        ) from error
     except (aiohttp.ClientError, OSError) as error:
         raise _describe(error) from error
 
 
 def _describe(error: Exception) -> DisconnectedError:
     reason = str(error) or type(error).__name__
-    return DisconnectedError(f"the connection was lost before the response was complete ({reason})")
+    return DisconnectedError(f"the server connection was lost before the response was complete ({reason})")
 
 
 class Upstream:
@@ -164,7 +166,7 @@ class Upstream:
             NothingSentError: No server accepted the connection.
         """
         if self._closing is not None:
-            raise NothingSentError("the server has ended")
+            raise NothingSentError("cannot send the request: the server has exited")
         session = self._open(LARGE_SILENT_S if len(body) > LARGE else SILENT_S)
         named = [(name.decode("latin-1"), value.decode(errors="replace")) for name, value in headers]
         loop = asyncio.get_running_loop()
@@ -192,7 +194,7 @@ class Upstream:
             error = pending.exception()
             # Connecting to a Unix socket with a full backlog fails immediately under uvloop, so it is retried.
             if not isinstance(error, OSError) or error.errno != errno.EAGAIN:
-                raise NothingSentError(str(error) or "the server did not respond in time") from error
+                raise NothingSentError(str(error) or "cannot connect to the server in time") from error
             await asyncio.sleep(CROWDED_S)
 
     def _open(self, silent_s: float) -> aiohttp.ClientSession:
@@ -244,10 +246,10 @@ def _create_socket(address: Any, silent_s: float) -> socket.socket:
 
 
 class Replica:
-    """A server of the model `name`, reached over `upstream`. It requires the API key `key` unless that is empty.
+    """Server of the model `name`, reached over `upstream`. It requires the API key `key` unless that is empty.
 
-    `mode` is its start mode, and `start_s` is the duration of its start in seconds. `send_lock` makes requests that waited
-    together be sent one after another. `fault` is the reason why the gateway killed the server, or "" if it did not.
+    `mode` is its start mode, and `start_s` is the duration of its start in seconds. `send_lock` serializes the sending of
+    requests that waited for the same start. `fault` is the reason why the gateway killed the server, or "" if it did not.
     """
 
     def __init__(self, name: str, upstream: Upstream, key: str = "") -> None:

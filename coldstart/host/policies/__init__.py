@@ -19,5 +19,5 @@ POLICIES: dict[str, Callable[[Costs, int], Policy]] = {
 def create_policy(name: str, costs: Costs, capacity: int) -> Policy:
     """Create the policy `name` for a host with `capacity` bytes of model memory. Raises UsageError if the name is unknown."""
     if name not in POLICIES:
-        raise UsageError(f"unknown policy {name!r}", hint=f"use one of: {', '.join(POLICIES)}")
+        raise UsageError(f"unknown eviction policy {name!r}", hint=f"use one of: {', '.join(POLICIES)}")
     return POLICIES[name](costs, capacity)

@@ -1,14 +1,14 @@
 """IAM as published (mCache, section 4.3, Algorithm 1): importance, its log-rank, and a min-heap rebuilt in the background.
 
 Equations: utility_i = P_i / S_i / T_i (1), T_i = 1 / rate, "via a sliding-window or exponentially weighted moving average"
-(4.3.2): here the latter; rank_i = log(|{j cached: u_j < u_i}| + b0) (2).
+(4.3.2), of which this module uses the latter; rank_i = log(|{j cached: u_j < u_i}| + b0) (2).
 
 Algorithm 1: line 3 ranks a model when it is requested, before any evictions for it. A hit changes no rank (line 5). Lines
-11 to 16 evict the model with the smallest rank until the new one fits. Lines 9 and 18 insert its rank. "After importance
+11 to 16 evict the model with the smallest rank until the new model fits. Lines 9 and 18 insert its rank. "After importance
 updates, the IQ becomes read-only and is utilized only for eviction, while changes are recorded in the shadow cache"
 (4.3.3): models loaded during a rebuild are added only to the shadow, so they are evicted only if the models in the queue do
 not suffice. The log-rank grows with the utility, so it does not change which model is evicted, but the age of a rank does.
-The paper gives no period, weights or b0, so UPDATE_S, REBUILD_S, SMOOTHING and `bias` are this project's values. The
+The paper specifies no period, weights or b0, so UPDATE_S, REBUILD_S, SMOOTHING and `bias` are this project's values. The
 rebuild takes simulated time instead of a thread.
 """
 
@@ -30,7 +30,7 @@ Entry = tuple[float, int, str]
 
 
 class IAM:
-    """Evicts the least important models first (mCache, Algorithm 1)."""
+    """Eviction policy that evicts the least important models first (mCache, Algorithm 1)."""
 
     def __init__(self, costs: Costs, capacity: int, bias: float = 1.0) -> None:
         self.costs, self._bias = costs, bias
@@ -52,7 +52,7 @@ class IAM:
             self._requested[model] = self._rank(model, now)
 
     def utility(self, model: str, now: float) -> float:
-        """Return the utility of a model (equation 1): the seconds lost per byte freed, times its requests per second."""
+        """Return the utility of a model (mCache, equation 1): the seconds lost per byte freed, times the request rate."""
         rate = 1 / self._gap[model] if model in self._gap else UNKNOWN_RATE
         return self.costs[model].density * rate
 

@@ -35,8 +35,8 @@ Item = tuple[float, int, str]
 def find_cheapest_victims(items: Sequence[Item], need: int, credit: float) -> list[str]:
     """Return the cheapest set of models that together use at least `need` bytes, or all models if they use less.
 
-    For each of the first SEEDS models, the search completes a set in density order, and then removes models that are not
-    needed.
+    For each of the first SEEDS models in ascending order of density, the search adds further models in this order until
+    the set is large enough, and then removes models that are not needed.
     """
     ranked = sorted(items)
     count = _count_needed(ranked, need)
@@ -96,7 +96,7 @@ Floats = NDArray[np.float64]
 
 
 class Predictive:
-    """Evicts the set of models whose loss has the lowest expected cost per second."""
+    """Eviction policy that minimizes the expected cost of restarting the evicted models."""
 
     def __init__(self, costs: Costs, capacity: int) -> None:
         self.costs = costs
@@ -135,7 +135,7 @@ class Predictive:
         return find_cheapest_victims(items, need, CREDIT)
 
     def hazard(self, names: Sequence[str], now: float) -> Floats:
-        """Return the hazard h of each model's next request, in requests per second."""
+        """Return the hazard h of each model's next request, in requests per second (see the module docstring)."""
         rows = np.array([self._rows[name] for name in names], dtype=np.intp)
         age = np.maximum(0.0, now - self._latest[rows])[:, None]
         a, b = self._count[rows] + PRIOR, self._span[rows] + self._prior_span()

@@ -12,7 +12,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class ModelCost:
-    """Memory of a resident model in bytes (S, above 0), and the seconds it takes to start it again after an eviction (P)."""
+    """Memory in bytes that an eviction of the model frees (S, above 0), and the seconds that it adds to the next start (P)."""
 
     memory: int
     penalty_s: float
@@ -28,10 +28,10 @@ Costs = Mapping[str, ModelCost]
 
 
 class Policy(Protocol):
-    """Chooses which models to evict. `now` is in seconds on one monotonic clock."""
+    """Interface of policies that choose which models to evict. `now` is in seconds on one monotonic clock."""
 
     def record_request(self, model: str, now: float, resident: bool) -> None:
-        """Record a request, before any load that it causes. `resident` is True if the model already has its memory."""
+        """Record a request before the load that it may cause. `resident` is True if the model already has its memory."""
 
     def record_load(self, model: str, now: float) -> None:
         """Record that the model is starting and its memory is reserved."""
@@ -42,7 +42,7 @@ class Policy(Protocol):
     def choose_victims(self, free: Collection[str], need: int, now: float) -> Sequence[str]:
         """Return models from `free` that together use at least `need` bytes, or all of them if they use less.
 
-        `free` contains the models that can be evicted: loaded, not busy and not pinned. The call does not change the policy.
+        `free` contains the models that can be evicted. The call does not change the state of the policy.
         """
 
 
@@ -58,7 +58,7 @@ def take_first(order: Iterable[str], need: int, costs: Costs) -> list[str]:
 
 
 class LRU:
-    """Evicts the least recently used models first."""
+    """Eviction policy that evicts the least recently used models first."""
 
     def __init__(self, costs: Costs, capacity: int) -> None:
         self.costs = costs

@@ -162,7 +162,7 @@ seconds = st.floats(0.1, 100)
 
 def test_summarize_returns_median_and_range() -> None:
     assert summarize([3, 1, 2]) == {"median": 2, "min": 1, "max": 3, "n": 3}
-    with pytest.raises(ValueError, match="no samples"):
+    with pytest.raises(ValueError, match="empty list of samples"):
         summarize([])
 
 

@@ -46,7 +46,7 @@ def test_a_file_is_read() -> None:
     ("path", "value", "said"),
     [
         (("placement",), "pipeline", "unknown key placement"),
-        (("models", "small", "held_twice"), 2, "held_twice must be between 0 and 1, found 2"),
+        (("models", "small", "held_twice"), 2, "`held_twice` must be between 0 and 1, found 2"),
         (("most_ranks",), 0, "most_ranks"),
         (("retries",), True, "retries"),
         (("colour",), 1, "unknown key colour"),
@@ -55,7 +55,7 @@ def test_a_file_is_read() -> None:
         (("servers", "a", "memory"), "24 apples", r"servers\.a\.memory: invalid size"),
         (("servers", "a", "count"), 0, "count: expected an integer of 1 or more, found 0"),
         (("servers", "a", "network"), 0, "above 0"),
-        (("models", "small", "size"), "17GB", r"above 0 and at most memory \(.* bytes\), found 17"),
+        (("models", "small", "size"), "17GB", r"above 0 and at most `memory` \(.* bytes\), found 17"),
         (("models", "small", "memory"), "40GB", "largest device"),
         (("models", "small", "container_s"), -1, "container_s"),
         (("models", "small", "overlap"), "most", "overlap"),

@@ -41,7 +41,7 @@ def test_example_of_the_documentation_is_read(tmp_path: Path) -> None:
         ("", "no model is configured: at least one table .models.NAME. is required"),
         (MODEL, "missing key memory"),
         ('memory = "1GiB"\npolice = "lru"\n' + MODEL, "unknown key police"),
-        ('memory = "1GiB"\npolicy = "arc"\n' + MODEL, "policy: unknown policy 'arc'"),
+        ('memory = "1GiB"\npolicy = "arc"\n' + MODEL, "policy: unknown eviction policy 'arc'"),
         (
             'memory = "1GiB"\nwhen_full = "wait"\n' + MODEL,
             "when_full: --when-full must be one of queue, refuse, got 'wait'",
@@ -52,8 +52,8 @@ def test_example_of_the_documentation_is_read(tmp_path: Path) -> None:
             'memory = "1GiB"\nhang_timeout_s = 0.5\n' + MODEL,
             "hang_timeout_s: --hang-timeout must be at least 1, got 0.5",
         ),
-        ('memory = "1GiB"\nready_timeout_s = -1\n' + MODEL, "ready_timeout_s: invalid time -1"),
-        ('memory = "1GiB"\nhang_timeout_s = inf\n' + MODEL, "hang_timeout_s: invalid time inf"),
+        ('memory = "1GiB"\nready_timeout_s = -1\n' + MODEL, "ready_timeout_s: invalid duration -1"),
+        ('memory = "1GiB"\nhang_timeout_s = inf\n' + MODEL, "hang_timeout_s: invalid duration inf"),
         (
             'memory = "1GiB"\nmax_residents = 0\n' + MODEL,
             "max_residents: --max-residents must be at least 1, got 0",
@@ -70,7 +70,7 @@ def test_example_of_the_documentation_is_read(tmp_path: Path) -> None:
         ("memory = 1.5\n" + MODEL, "memory: invalid size 1.5"),
         ('memory = "1GiB"\nmax_held = "many"\n' + MODEL, "max_held: expected `int`, got `str`"),
         ('memory = "1GiB"\n[models.m]\nstart_s = 1\n', "models.m: missing key memory"),
-        ('memory = "1GiB"\n' + MODEL + "idle_s = -1\n", "models.m.idle_s: invalid time -1"),
+        ('memory = "1GiB"\n' + MODEL + "idle_s = -1\n", "models.m.idle_s: invalid duration -1"),
         (
             'memory = "1GiB"\n' + MODEL + 'tiers = [{name = "x", memory = 5}]\n',
             r"models\.m\.tiers\[0\]: missing key penalty_s",
@@ -100,7 +100,7 @@ def test_a_wrong_file_is_named_with_its_fault(tmp_path: Path, text: str, complai
         (["0"], r"models\.a\.devices\[0\]: expected `int`"),
         ([True], r"models\.a\.devices\[0\]: expected `int`"),
         (0, r"models\.a\.devices: expected `array`"),
-        ([0], r"models\.b: missing key devices"),
+        ([0], r"models\.b: missing key `devices`"),
     ],
 )
 def test_wrong_devices_are_named(devices: object, complaint: str) -> None:

@@ -61,7 +61,7 @@ def test_deadlines_are_priorities_of_vllms_own_scheduler(publish: Publish) -> No
 def test_deadline_classes_are_checked_and_reach_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     choice = SchedulerSettings("deadline", classes="classes.toml")
-    with pytest.raises(UsageError, match="cannot read the classes in"):
+    with pytest.raises(UsageError, match="cannot read the request classes in"):
         scheduler.check_scheduler(choice, PLAN.vllm_args)
     Path("classes.toml").write_text('[batch]\npriority = 1\nheader = "X-Class: batch"')
     scheduler.check_scheduler(choice, PLAN.vllm_args)

@@ -94,15 +94,15 @@ def test_a_request_has_the_priority_of_the_first_class_that_fits(tmp_path: Path)
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "contains no class"),
-        ("[a", "cannot read the classes"),
-        ("a = 1", "the class a needs an integer priority"),
-        ('[a]\npriority = 4000\nheader = "a: b"', "between -2047 and 2047"),
-        ('[a]\npriority = true\nheader = "a: b"', "needs an integer priority"),
-        ("[a]\npriority = 1", "needs either a header or a key_file"),
-        ('[a]\npriority = 1\nheader = "a: b"\nkey_file = "k"', "nothing else"),
+        ("", "contains no request class"),
+        ("[a", "cannot read the request classes"),
+        ("a = 1", "invalid request class a in .*: `priority` must be an integer"),
+        ('[a]\npriority = 4000\nheader = "a: b"', "from -2047 to 2047"),
+        ('[a]\npriority = true\nheader = "a: b"', "`priority` must be an integer"),
+        ("[a]\npriority = 1", "expected `priority` and either `header` or `key_file`"),
+        ('[a]\npriority = 1\nheader = "a: b"\nkey_file = "k"', "no other key"),
         ('[a]\npriority = 1\nheader = "no value"', 'form "NAME: VALUE"'),
-        ('[a]\npriority = 1\nheaders = "a: b"', "or a key_file"),
+        ('[a]\npriority = 1\nheaders = "a: b"', "expected `key_file`, or `header`"),
         ('[a]\npriority = 1\nkey_file = "missing"', "cannot read"),
     ],
 )

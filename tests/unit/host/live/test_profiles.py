@@ -64,7 +64,7 @@ def test_profile_has_the_figures_of_the_bundle(
     (tmp_path / "model.safetensors").write_bytes(b"x" * 50)
     launch, found = Launch("m", "m"), _found(stages, tmp_path)
     if expected is None and not on_cpu:
-        with pytest.raises(UsageError, match="GPU memory is unknown") as caught:
+        with pytest.raises(UsageError, match="GPU memory of the model is unknown") as caught:
             profiles.choose_profile(launch, found)
         assert caught.value.hint and "coldstart materialize m --force" in caught.value.hint
         assert profiles.choose_profile(launch, found, 7).memory == 7
@@ -75,7 +75,7 @@ def test_profile_has_the_figures_of_the_bundle(
 
 def test_without_a_bundle_the_weights_and_the_kv_cache_are_counted(tmp_path: Path) -> None:
     launch = Launch("m", "m", Arguments(("--kv-cache-memory-bytes", "100")))
-    with pytest.raises(UsageError, match=r"models\.m: its memory is unknown"):
+    with pytest.raises(UsageError, match=r"models\.m: the memory of the model is unknown"):
         profiles.estimate_profile(launch, tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"x" * 50)
     found = profiles.estimate_profile(launch, tmp_path)
@@ -96,7 +96,7 @@ def test_model_without_bundle_is_refused_by_default(tmp_path: Path, monkeypatch:
     assert (found_.source, found_.shared) == ("assumed", profiles.RUNTIME_TEMPLATE_BYTES)
     assert profile(Launch("m", "m", on_miss="warn", mode="fresh")).shared == 0
     monkeypatch.setattr(profiles.runtime, "targets_cpu", lambda: False)
-    with pytest.raises(UsageError, match="GPU memory is unknown"):
+    with pytest.raises(UsageError, match="GPU memory of the model is unknown"):
         profile(Launch("m", "m", on_miss="warn"))
     found.bundle = Bundle(STAGES)
     assert profile(Launch("m", "m")) == Profile(9, 2.0, "bundle"), "a template lends no memory of a device"
