@@ -1,4 +1,4 @@
-"""Model servers on one machine of a fleet. They are started and supervised by the same starter process as those of a host.
+"""Model servers on one machine of a fleet, started and supervised as on a host (see `host.live.servers`).
 
 Invariant: each worker is listed until it exits, and its exit is reported exactly once. Events are retained until the
 gateway requests later events, so that a restarted gateway misses none.

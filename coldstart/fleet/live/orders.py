@@ -69,7 +69,7 @@ class RankFetched:
 
 @dataclass(frozen=True, slots=True)
 class RankEnded:
-    """A worker exited for this reason. `hung` is True if it was killed because it hung."""
+    """A worker exited. `reason` is the cause, and `hung` is True if the worker was killed because it hung."""
 
     worker: str
     reason: str
