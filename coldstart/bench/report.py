@@ -100,7 +100,7 @@ class Report:
 
 
 def draw_bars(label: str, rows: Sequence[Bar]) -> str:
-    """Return an HTML bar plot in seconds. A bar with a median shows the median in color and the range in gray."""
+    """Return an HTML bar plot of durations in seconds. A bar with a median shows it in color, and the range in gray."""
     longest, drawn = max((row[2] for row in rows), default=0.0) or 1.0, ""
     for name, begin, end, colour, median in rows:
         spans = [(begin, end, colour)] if median is None else [(begin, end, -1), (0.0, median, colour)]

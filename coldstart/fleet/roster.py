@@ -251,7 +251,8 @@ class Roster:
     def record_bandwidth(self, server: str, bandwidth: float, now: float) -> None:
         """Record the measured speed of a server's link in bytes per second, rounded down by up to 5%.
 
-        The rounding makes servers behind equal links equal despite noise, so that the fullest of them is chosen.
+        Rounding hides measurement noise, so that servers with equal links compare as equal and the fullest of them is
+        chosen.
         """
         if (known := self.servers.get(server)) is not None:
             self._reservations(known).measured(STEP ** floor(log(bandwidth, STEP)), now)

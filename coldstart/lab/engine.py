@@ -104,7 +104,7 @@ def replay(
 ) -> Replay:
     """Replay requests on one simulated server with `kv_blocks` KV blocks on its device.
 
-    Raises UsageError if a request never fits or the scheduler cannot run any unfinished request.
+    Raises UsageError if a request needs more KV blocks, or if the scheduler cannot run any unfinished request.
     """
     resources = EngineResources() if kv_blocks is None else EngineResources(device_blocks=kv_blocks)
     if settings.host_bytes is not None:

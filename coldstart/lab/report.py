@@ -120,7 +120,7 @@ def _compute_ratio(samples: Mapping[int, float], first: Mapping[int, float]) -> 
 
 
 def find_highest_rates(compared: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Return the highest rate at which each system meets the SLO, or None for a system that meets it at no rate."""
+    """Return the highest rate at which each system meets the SLO, or None for a system that never meets it."""
     best: dict[str, float | None] = dict.fromkeys(row["name"] for row in compared)
     for row in compared:
         if row["attainment"] and row["attainment"]["median"] >= ATTAINMENT_GOAL:
