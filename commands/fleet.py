@@ -158,7 +158,7 @@ def deploy(
 @app.command()
 @declare()
 def status(common: Common, url: Url = None, admin_key: Key = None) -> None:
-    """Show the servers, models and workers of a fleet."""
+    """Show the status of a fleet. The output lists servers, models and workers."""
     document = _connect(common, url, admin_key).call("/fleet/status", required={"gateway", "models"})
     common.out.print_result(document, lambda: render(document))
 

@@ -23,7 +23,7 @@ Bar = tuple[str, float, float, int, float | None]
 """Row of a bar plot: label, start and end in seconds, index of its color, and optional median."""
 
 # Okabe and Ito's palette: distinguishable with any color vision. The last is for "rest".
-COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b8a800", "#999999")
+COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b8a800", "#999999")
 _GRID_POSITIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _GRID = f'<path class="grid" d="{"".join(f"M0 {100 * at}H100M{100 * at} 0V100" for at in _GRID_POSITIONS)}"/>'
 _STYLE = """
@@ -102,12 +102,12 @@ class Report:
 def draw_bars(label: str, rows: Sequence[Bar]) -> str:
     """Return an HTML bar plot of durations in seconds. A bar with a median shows it in color, and the range in gray."""
     longest, drawn = max((row[2] for row in rows), default=0.0) or 1.0, ""
-    for name, begin, end, colour, median in rows:
-        spans = [(begin, end, colour)] if median is None else [(begin, end, -1), (0.0, median, colour)]
+    for name, begin, end, color, median in rows:
+        spans = [(begin, end, color)] if median is None else [(begin, end, -1), (0.0, median, color)]
         marks = ""
         for low, high, number in spans:
             place = f"left:{low / longest:.2%};width:{(high - low) / longest:.2%}"
-            marks += f'<i style="{place};background:{COLOURS[number % len(COLOURS)]}"></i>'
+            marks += f'<i style="{place};background:{COLORS[number % len(COLORS)]}"></i>'
         text = (
             f"{begin:.2f} to {end:.2f} s" if median is None else f"{median:.2f} s ({begin:.2f} to {end:.2f})"
         )
@@ -128,8 +128,8 @@ def draw_lines(
     for number, (name, of) in enumerate(points.items()):
         shares = ((math.log(max(x, low) / low, high / low) if is_log else x / high, y / top) for x, y in of)
         path = " ".join(f"{100 * x:.2f},{100 - 100 * y:.2f}" for x, y in shares)
-        marks += f'<polyline stroke="{COLOURS[number % len(COLOURS)]}" points="{path}"/>'
-        names += f'<span><b style="color:{COLOURS[number % len(COLOURS)]}">■</b> {escape(name)}</span>'
+        marks += f'<polyline stroke="{COLORS[number % len(COLORS)]}" points="{path}"/>'
+        names += f'<span><b style="color:{COLORS[number % len(COLORS)]}">■</b> {escape(name)}</span>'
     x_ends = "".join(
         f"<span>{low * (high / low) ** at if is_log else high * at:.3g}</span>" for at in _GRID_POSITIONS
     )

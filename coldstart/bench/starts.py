@@ -101,7 +101,7 @@ def plot_starts(document: Document) -> Iterator[Plot]:
     ran = _list_measured(document)
     totals = {mode: found["first_token_s"] for mode, found in ran.items()}
     first = [(mode, of["min"], of["max"], 0, of["median"]) for mode, of in totals.items()]
-    yield "From launch to the first token", draw_bars("median, and range in grey", first)
+    yield "From launch to the first token", draw_bars("median, and range in gray", first)
     for mode, found in ran.items():
         spans = sorted(found["timeline"], key=lambda span: span["start_s"])
         tracks = [*dict.fromkeys(span["track"] for span in spans)]
@@ -110,7 +110,7 @@ def plot_starts(document: Document) -> Iterator[Plot]:
         ]
         yield (
             f"Timeline of {mode}",
-            draw_bars(f"seconds since launch; one colour each for {', '.join(tracks)}", rows),
+            draw_bars(f"seconds since launch; one color each for {', '.join(tracks)}", rows),
         )
 
 

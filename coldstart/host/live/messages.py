@@ -153,7 +153,7 @@ async def run_while_connected(receive: Receive, work: Callable[[], Any]) -> None
     """Run `work` as long as the client is connected.
 
     Raises:
-        ClientGoneError: The client disconnected first, and `work` was cancelled.
+        ClientGoneError: The client disconnected first, and `work` was canceled.
     """
     ours = asyncio.current_task()
     assert ours is not None
