@@ -60,7 +60,7 @@ def test_page_is_self_contained_and_plots_have_labels_and_values(document: dict[
     page = starts.build_report(document).render("html")
     pages.check(page)
     first, *timelines = pages.plots(page)
-    assert pages.read_labels(first) == {"median, and range in grey"}
+    assert pages.read_labels(first) == {"median, and range in gray"}
     assert [cell.text for cell in first.iter("td")][1::2] == [
         "30.00 s (30.00 to 30.00)",
         "6.00 s (6.00 to 6.00)",
