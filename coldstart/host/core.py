@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from math import inf
 
-from coldstart.host import events, pending
+from coldstart.host import admission, events
 from coldstart.host.agenda import Agenda
 from coldstart.host.events import Action, Event, Failure
 from coldstart.host.eviction import evict_excess, free_memory_for
@@ -108,7 +108,7 @@ class Core:
     def _admit_request(self, event: events.RequestArrived, now: float) -> Iterator[Action]:
         request, name = event.request, event.model
         self.requests += event.counted
-        if (refused := pending.find_rejection(self.residents, self.agenda, request, name, now)) is not None:
+        if (refused := admission.find_rejection(self.residents, self.agenda, request, name, now)) is not None:
             yield refused
             return
         model = self.models[name]
@@ -132,14 +132,14 @@ class Core:
         if model.repeats_start:
             return
         for request in self._take_waiting(model):
-            yield pending.reject_failed(model, request, now)
+            yield admission.reject_failed(model, request, now)
 
     def _change_configuration(
         self, specs: tuple[ModelSpec, ...], settings: HostSettings, now: float
     ) -> Iterator[Action]:
         for name in self.residents.configure(specs, settings, now):
             for request in self._take_waiting(self.models[name]):
-                yield pending.reject_unknown(request, name)
+                yield admission.reject_unknown(request, name)
         self.agenda.hold_s, self._is_unsettled = settings.hold_s, True
         for model in self.models.values():
             self._schedule_check(model)
@@ -153,7 +153,7 @@ class Core:
 
     def _advance(self, now: float) -> Iterator[Action]:
         for request in self.agenda.list_expired(now):
-            yield pending.reject_expired(request, self.agenda.forget(request), now)
+            yield admission.reject_expired(request, self.agenda.forget(request), now)
         # Dispatch first: a model with pending requests is not idle.
         yield from self._dispatch_requests()
         if self._is_unsettled:
@@ -206,7 +206,7 @@ class Core:
                 yield events.DispatchRequest(request, oldest.model)
 
     def _start_models(self, now: float) -> Iterator[Action]:
-        own = pending.list_proactive_starts(self.residents, len(self.agenda.waiting), now)
+        own = admission.list_proactive_starts(self.residents, len(self.agenda.waiting), now)
         for waiting in [*self.agenda.list_oldest(), *own]:
             model = self.models[waiting.model]
             if model.state not in STARTABLE or now < model.retry_at:
@@ -215,14 +215,14 @@ class Core:
                 return
             if not self.residents.fits(model):
                 for request in self._take_waiting(model):
-                    yield pending.reject_too_large(self.residents, request, model)
+                    yield admission.reject_too_large(self.residents, request, model)
                 continue
             if free_memory_for(self.residents, model, now, now >= waiting.since + self.settings.patience_s):
                 self.starts += 1
                 yield events.StartModel(model.spec.name, self.residents.start(model, now))
             elif self.settings.when_full == REFUSE and not self.residents.list_draining():
                 for request in self._take_waiting(model):
-                    yield pending.reject_without_memory(self.residents, self.agenda, request, model)
+                    yield admission.reject_without_memory(self.residents, self.agenda, request, model)
             else:
                 return
 
