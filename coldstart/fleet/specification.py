@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.errors import UsageError
-from coldstart.host.tables import Rate, Seconds, Size, check_ranges, decode, read_toml
+from coldstart.host.tables import Rate, Seconds, Size, check_ranges, decode, prefix_errors, read_toml
 from coldstart.scheduling.declaration import setting
 
 MOST_RANKS = 4
@@ -284,10 +284,8 @@ class FleetFile:
 def load(path: Path) -> FleetFile:
     """Load a fleet file. Raises UsageError if it cannot be read or is not a valid fleet configuration."""
     table = read_toml(path, "fleet")
-    try:
+    with prefix_errors(f"fleet file {path}"):
         return parse(table)
-    except UsageError as problem:
-        raise UsageError(f"fleet file {path}: {problem}", hint=problem.hint) from problem
 
 
 def parse(table: Mapping[str, Any]) -> FleetFile:

@@ -169,10 +169,8 @@ def load(
     models = table.get("models", {})
     if isinstance(models, dict):
         models = {**models, **typed.get("models", {})}
-    try:
+    with tables.prefix_errors(f"host file {path}"):
         return parse({**table, **typed, "models": models}, profiles, adopt)
-    except UsageError as error:
-        raise UsageError(f"host file {path}: {error.message}", hint=error.hint) from error
 
 
 def parse(table: Mapping[str, Any], profiles: Profiles | None = None, adopt: Adopt | None = None) -> HostFile:
@@ -192,7 +190,8 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None, adopt: Ado
             hint='write [models.NAME] with memory = "14GiB" and start_s = 8.0',
         )
     settings = tables.decode(HostSettings, top)
-    tables.parse_at("policy", lambda _: create_policy(settings.policy, {}, settings.memory), settings.policy)
+    with tables.prefix_errors("policy"):
+        create_policy(settings.policy, {}, settings.memory)
     launches = {}
     for name, given in models.items():
         place = f"models.{name}"

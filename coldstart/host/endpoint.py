@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from coldstart.artifacts.net.origin import Origin
 from coldstart.errors import UsageError
-from coldstart.host.tables import check_ranges, decode, read_toml
+from coldstart.host.tables import check_ranges, decode, prefix_errors, read_toml
 from coldstart.scheduling.declaration import setting
 from coldstart.system.file_state import FileState, find_state
 from coldstart.system.secrets import describe_exposure, read_key
@@ -95,7 +95,7 @@ class ClientKeys:
         # Record the state of each file before reading it, even if reading fails, so that later changes are detected.
         self._states = {self.file: find_state(self.file)}
         tables, clients = read_toml(self.file, "client key"), dict[bytes, ClientKey]()
-        try:
+        with prefix_errors(f"client key file {self.file}"):
             for name, table in tables.items():
                 client = decode(ClientKey, table, name, name=name, key=b"")
                 path = self.file.parent / client.key_file
@@ -106,8 +106,6 @@ class ClientKeys:
                         f"clients {other.name} and {name} have the same key",
                         hint="generate a new key with `openssl rand -hex 32`",
                     )
-        except UsageError as error:
-            raise UsageError(f"client key file {self.file}: {error.message}", hint=error.hint) from error
         self.clients = tuple(clients.values())
 
 

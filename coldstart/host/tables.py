@@ -7,7 +7,8 @@ accepts a finite number that is 0 or greater. Invariant: every error contains th
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass
 from math import isfinite
 from pathlib import Path
@@ -111,10 +112,11 @@ def require_keys(table: Mapping[str, Any], needed: Collection[str], place: str) 
         raise UsageError(_prefix_place(place, f"missing key {keys}"), hint=f"add {keys} to {where}")
 
 
-def parse_at(place: str, parse: Callable[[object], T], given: object) -> T:
-    """Return `parse(given)`. If it raises UsageError, prefix the message with `place`, which names the key."""
+@contextmanager
+def prefix_errors(place: str) -> Iterator[None]:
+    """Prefix the message of a UsageError in the block with `place`, which names a file or a key."""
     try:
-        return parse(given)
+        yield
     except UsageError as error:
         raise UsageError(f"{place}: {error.message}", hint=error.hint) from error
 
@@ -124,7 +126,8 @@ def _convert(kind: Any, given: object, place: str) -> Any:
     if get_origin(kind) in (Union, UnionType):  # TOML has no null
         kind = get_args(kind)[0]
     if (parse := next(filter(callable, getattr(kind, "__metadata__", ())), None)) is not None:
-        return parse_at(place, parse, given)
+        with prefix_errors(place):
+            return parse(given)
     if get_origin(kind) is tuple and is_dataclass(item := get_args(kind)[0]):
         tables = enumerate(_convert(list, given, place))
         return tuple(decode(item, one, f"{place}[{number}]") for number, one in tables)  # type: ignore[arg-type]
