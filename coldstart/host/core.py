@@ -32,7 +32,7 @@ class Core:
         self.requests = self.hits = self.starts = self.departures = 0
         self._retirement_reason = ""
         self._checks: dict[str, float] = {}
-        self._is_unsettled, self._now = False, -inf
+        self._is_unsettled, self._now = True, -inf
 
     @property
     def settings(self) -> HostSettings:
@@ -52,7 +52,12 @@ class Core:
         return [*self._process_event(event, now), *self._advance(now)]
 
     def deadline(self) -> float:
-        """Return the time by which the core must receive a `Tick`, or infinity if it waits for no timer."""
+        """Return the time by which the core must receive a `Tick`, or infinity if it waits for no timer.
+
+        Before the first event, the time is minus infinity, because some models start without a request.
+        """
+        if self._is_unsettled:
+            return -inf
         runs_out = (one.since + self.settings.patience_s for one in self.agenda.list_oldest())
         return min([self.agenda.deadline(), *(time for time in runs_out if time > self._now)])
 
@@ -156,9 +161,10 @@ class Core:
             yield admission.reject_expired(request, self.agenda.forget(request), now)
         # Dispatch first: a model with pending requests is not idle.
         yield from self._dispatch_requests()
-        if self._is_unsettled:
+        due = [name for _, name in self.agenda.due(now)]
+        if due or self._is_unsettled:
             self._settle(now)
-        for _, name in self.agenda.due(now):
+        for name in due:
             self._check_model(name, now)
         yield from self._start_models(now)
         yield from self._order_tier_changes()

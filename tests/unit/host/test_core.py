@@ -1,6 +1,7 @@
 """The host's decisions, event by event."""
 
 import json
+from math import inf
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from coldstart.host.events import (
     ConfigurationChanged,
     DispatchRequest,
     Event,
+    MemoryMeasured,
     ModelFailed,
     ModelReady,
     RejectRequest,
@@ -89,6 +91,22 @@ def test_pinned_models_reduce_what_their_device_has_for_others() -> None:
     assert _brief(host(1.0, RequestArrived("r", "b"))) == [(507, "r"), _start("a")]
     with pytest.raises(UsageError, match="pinned models need 12 bytes, but device 0 has only 10 bytes"):
         Driver(_on("a", 6, 0, pinned=True), _on("b", 6, 0, pinned=True), memory=100, device_memory=10)
+
+
+def test_pinned_models_start_before_the_first_request() -> None:
+    host = Driver(_on("a", 6, pinned=True), _on("b", 6))
+    assert host.core.deadline() == -inf
+    assert _brief(host(0.0, Tick())) == [_start("a")] and host.core.deadline() == inf
+
+
+def test_measured_excess_of_busy_models_is_evicted_at_the_next_check() -> None:
+    host = Driver(_on("a", 6, idle_s=20.0), _on("b", 6, idle_s=9.0))
+    for name in "ab":
+        host.up(name, 1.0)
+        host(2.0, RequestArrived(name, name))
+    assert host(4.0, MemoryMeasured("a", 14)) == []
+    assert host(5.0, RequestEnded("a"), RequestEnded("b")) == []
+    assert _brief(host(14.0, Tick())) == [("leave", "a", "stopped"), ("leave", "b", "stopped")]
 
 
 def test_a_failed_start_answers_its_own_requests_and_no_others() -> None:
