@@ -80,7 +80,7 @@ def test_report_names_the_extra_when_a_module_is_not_installed(
         (("list", "--format", "yaml"), 2, "yaml"),
         (("list", "--", "--port", "1"), 2, "takes no arguments after --"),
         (("inspect", "lama2-7b"), 2, "llama2-7b"),
-        (("inspect", "--key", "--tree", "x"), 2, "exclude"),
+        (("inspect", "--key", "--tree", "x"), 2, "cannot be combined"),
         (("inspect", "facebook/opt-125m", "--offline"), 4, "hf download"),
         (("pull", "oci://registry.example/x", "--offline"), 4, "--offline"),
         (("push", "nothing", "there"), 3, "nothing"),
