@@ -25,7 +25,7 @@ def hosted(monkeypatch: pytest.MonkeyPatch, sources: list[Any]) -> list[Any]:
     """Replace the host by a list of the configurations that it received."""
     received: list[Any] = []
 
-    def host(file: Any, source: Any, *_: object) -> SimpleNamespace:
+    def host(file: Any, source: Any, *_: object, **__: object) -> SimpleNamespace:
         sources.append(source)
         return SimpleNamespace(run=lambda: received.append(file) or 0)
 
