@@ -25,21 +25,17 @@ from pandas import DataFrame, Series
 
 from benchmarks.common import finish
 
-SIZES_GB = {
-    "OPT-2.7B": 5.30,
-    "OPT-6.7B": 13.32,
-    "OPT-13B": 25.71,
-    "Llama2-7B": 13.48,
-    "Llama2-13B": 26.03,
-    "Llama3-8B": 16.06,
-    "Falcon-7B": 14.43,
-}
-COLD_TTFT_S = {
-    "serverless vLLM": (16.8, 23.6, 40.3, 23.2, 38.6, 29.2, 25.4),
-    "ServerlessLLM": (13.1, 17.1, 26.1, 19.1, 26.2, 21.2, 19.1),
-    "one worker": (7.9, 9.7, 17.0, 9.9, 17.4, 11.7, 10.2),
-    "four workers": (7.9, 8.2, 8.5, 7.7, 8.7, 8.6, 8.3),
-}
+MODELS = ["OPT-2.7B", "OPT-6.7B", "OPT-13B", "Llama2-7B", "Llama2-13B", "Llama3-8B", "Falcon-7B"]
+PUBLISHED = DataFrame(
+    {
+        "size_gb": [5.30, 13.32, 25.71, 13.48, 26.03, 16.06, 14.43],
+        "serverless vLLM": [16.8, 23.6, 40.3, 23.2, 38.6, 29.2, 25.4],
+        "ServerlessLLM": [13.1, 17.1, 26.1, 19.1, 26.2, 21.2, 19.1],
+        "one worker": [7.9, 9.7, 17.0, 9.9, 17.4, 11.7, 10.2],
+        "four workers": [7.9, 8.2, 8.5, 7.7, 8.7, 8.6, 8.3],
+    },
+    index=MODELS,
+)
 WORKERS = {"one worker": 1, "four workers": 4}
 CLAIMED = 4.7
 """Claimed ratio of the TTFT of serverless vLLM over that of four workers."""
@@ -68,9 +64,9 @@ class Fit:
 def list_points() -> DataFrame:
     """Return the published TTFTs on one worker and on four, with the bytes that each rank fetches."""
     rows = [
-        (model, ranks, size / ranks, seconds)
+        (model, ranks, published["size_gb"] / ranks, published[kind])
         for kind, ranks in WORKERS.items()
-        for (model, size), seconds in zip(SIZES_GB.items(), COLD_TTFT_S[kind], strict=True)
+        for model, published in PUBLISHED.iterrows()
     ]
     return DataFrame(rows, columns=["model", "ranks", "share_gb", "published_s"])
 
@@ -124,7 +120,7 @@ def _search(start: Fit, points: DataFrame) -> Fit:
 
 def fit_line(kind: str) -> dict[str, float]:
     """Fit a + c M to a system that fetches and loads sequentially, by least squares of relative errors."""
-    sizes, seconds = np.array(list(SIZES_GB.values())), np.array(COLD_TTFT_S[kind])
+    sizes, seconds = PUBLISHED["size_gb"].to_numpy(), PUBLISHED[kind].to_numpy()
     per_gb, constant = np.polyfit(sizes, seconds, 1, w=1 / seconds)
     worst = np.abs((constant + per_gb * sizes) / seconds - 1).max()
     return {"constant_s": float(constant), "s_per_gb": float(per_gb), "worst_error": float(worst)}
@@ -136,12 +132,16 @@ def main() -> None:
     errors = found.list_errors(points)
     left_out = {
         model: float(fit(points[of_model != model]).list_errors(points[of_model == model]).max())
-        for model in SIZES_GB
+        for model in MODELS
     }
     lines = {kind: fit_line(kind) for kind in ("serverless vLLM", "ServerlessLLM")}
-    vllm, sizes = lines["serverless vLLM"], np.array(list(SIZES_GB.values()))
-    published = np.divide(COLD_TTFT_S["serverless vLLM"], COLD_TTFT_S["four workers"])
+    vllm, sizes = lines["serverless vLLM"], PUBLISHED["size_gb"]
     modelled = (vllm["constant_s"] + vllm["s_per_gb"] * sizes) / found.predict(sizes / 4, 4)
+    ratios = {
+        "claimed": CLAIMED,
+        "published": (PUBLISHED["serverless vLLM"] / PUBLISHED["four workers"]).max(),
+        "modelled": modelled.max(),
+    }
     points["predicted_s"] = found.predict(points["share_gb"], points["ranks"])
     worst = max(left_out.values())
     result = {
@@ -150,11 +150,7 @@ def main() -> None:
         "in_sample": {"worst": errors.max(), "mean": errors.mean(), "asked": ASKED_IN_SAMPLE},
         "left_out": {"worst": worst, "asked": ASKED_LEFT_OUT, "by_model": left_out},
         "others": lines,
-        "vllm_over_four_workers": {
-            "claimed": CLAIMED,
-            "published": published.max(),
-            "modelled": modelled.max(),
-        },
+        "vllm_over_four_workers": ratios,
         "rows": points.drop(columns="share_gb").to_dict("records"),
     }
     finish("fleet-cold-ttft", result)

@@ -37,13 +37,8 @@ runtime_template = false
 args = {json.dumps(ARGS)}
 pinned = true
 """
-BODY = {
-    "model": MODEL,
-    "prompt": "Once upon a time there was a server that nobody asked for anything",
-    "temperature": 0,
-    "ignore_eos": True,
-    "stream": True,
-}
+PROMPT = "Once upon a time there was a server that nobody asked for anything"
+BODY = {"model": MODEL, "prompt": PROMPT, "temperature": 0, "ignore_eos": True, "stream": True}
 # Requests of each client of a round, and by clients at once the tokens of each request.
 EACH, LOADS = 4, {8: 64, 64: 16}
 AT_LEAST = 3

@@ -35,7 +35,7 @@ from pandas import Series, read_csv
 
 from benchmarks.common import HERE, load
 from benchmarks.fleet.baselines import Cached, FirstFit, Locality
-from benchmarks.fleet.cold_ttft import COLD_TTFT_S, SIZES_GB
+from benchmarks.fleet.cold_ttft import PUBLISHED
 from benchmarks.papers import Found, Rows, declare, run
 from coldstart.fleet.roster import Roster
 from coldstart.fleet.sizing import Offer, list_schemes
@@ -177,7 +177,7 @@ def figure9() -> Found:
         model = force(llama("13b", of.costs), ranks, full=True)
         servers = make_servers("v100", 4, 32, LINK, of.load)
         (served,) = of.simulate([one_request("13b")], servers, [model]).records
-        paper = COLD_TTFT_S[published][list(SIZES_GB).index("Llama2-13B")]
+        paper = PUBLISHED.loc["Llama2-13B", published]
         rows.append((what, f"{paper} s (figure 8)", f"{served.ttft_s:.1f} s"))
     return rows, {}
 

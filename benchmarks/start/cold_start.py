@@ -25,15 +25,8 @@ VLLM_ARGS = ["--max-model-len", "1024", "--kv-cache-memory-bytes", "268435456"]
 
 def main(arguments: list[str]) -> int:
     """Run the bench, keep its JSON, print the table for people and the JSON without its lists."""
-    command = [
-        *coldstart_command(),
-        "bench",
-        "tiny-llama",
-        f"--export=json={RESULT}",
-        *arguments,
-        "--",
-        *VLLM_ARGS,
-    ]
+    words = ["tiny-llama", f"--export=json={RESULT}", *arguments, "--", *VLLM_ARGS]
+    command = [*coldstart_command(), "bench", *words]
     code = subprocess.run(command, check=False).returncode
     if RESULT.exists():
         finish(RESULT.stem, json.loads(RESULT.read_text()))
