@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 
 from coldstart.fleet import events
-from coldstart.fleet.events import Action, DispatchRequest, Event, RejectRequest
+from coldstart.fleet.events import Action, DispatchRequest, Event, RejectRequest, WorkerEvent
 from coldstart.fleet.groups import Deployment, FleetWorker, ModelAgenda
 from coldstart.fleet.lives import IDLE, RETRY, GroupLifecycle
 from coldstart.fleet.roster import Roster
@@ -107,12 +107,7 @@ class FleetCore:
             case _ if (worker := self.roster.workers.get(event.worker)) is not None:
                 yield from self._process_worker_event(event, worker, now)
 
-    def _process_worker_event(
-        self,
-        event: events.WeightsFetched | events.RankReady | events.WorkerEnded,
-        worker: FleetWorker,
-        now: float,
-    ) -> Iterator[Action]:
+    def _process_worker_event(self, event: WorkerEvent, worker: FleetWorker, now: float) -> Iterator[Action]:
         match event:
             case events.WeightsFetched():
                 self.roster.record_fetched(worker, now)

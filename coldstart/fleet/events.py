@@ -151,23 +151,19 @@ class FleetRecovered:
     drained: tuple[str, ...] = ()
 
 
+WorkerEvent = WeightsFetched | RankReady | WorkerEnded
+ServerEvent = ServerJoined | ServerLost | ServerDrained | LinkMeasured | HopsMeasured
 Event = (
     RequestArrived
     | RequestEnded
     | Tick
     | GroupSuspected
     | FleetRecovered
-    | ServerJoined
-    | ServerLost
-    | ServerDrained
     | ModelDeployed
     | ModelRemoved
-    | LinkMeasured
-    | HopsMeasured
-    | WeightsFetched
-    | RankReady
-    | WorkerEnded
     | StreamMoved
+    | ServerEvent
+    | WorkerEvent
 )
 
 

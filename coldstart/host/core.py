@@ -12,7 +12,7 @@ from math import inf
 
 from coldstart.host import admission, events
 from coldstart.host.agenda import Agenda
-from coldstart.host.events import Action, Event, Failure
+from coldstart.host.events import Action, Event, Failure, ModelEvent
 from coldstart.host.eviction import evict_excess, free_memory_for
 from coldstart.host.model_state import STARTABLE, Model, State
 from coldstart.host.residents import Residents
@@ -63,11 +63,9 @@ class Core:
 
     def idle_limit(self, model: Model) -> float:
         """Return the idle time in seconds after which the model stops, or infinity if it never stops when idle."""
-        return (
-            inf
-            if self.residents.restarts_by_itself(model) or model.spec.idle_s is None
-            else model.spec.idle_s
-        )
+        if self.residents.restarts_by_itself(model) or model.spec.idle_s is None:
+            return inf
+        return model.spec.idle_s
 
     def _process_event(self, event: Event, now: float) -> Iterator[Action]:
         match event:
@@ -83,16 +81,7 @@ class Core:
             case _ if event.model in self.models:
                 yield from self._process_model_event(event, self.models[event.model], now)
 
-    def _process_model_event(
-        self,
-        event: events.ModelReady
-        | events.ModelFailed
-        | events.TierChanged
-        | events.MemoryMeasured
-        | events.ServerOutdated,
-        model: Model,
-        now: float,
-    ) -> Iterator[Action]:
+    def _process_model_event(self, event: ModelEvent, model: Model, now: float) -> Iterator[Action]:
         match event:
             case events.ModelReady(_, seconds):
                 self.residents.record_ready(model, now, seconds)
@@ -108,7 +97,7 @@ class Core:
             case events.ServerOutdated(_, reason) if model.state in (State.READY, State.ASLEEP):
                 self.residents.drain(model, model.spec.tiers[-1], now, reason)
         self._schedule_check(model)
-        self._is_unsettled |= self.residents.has_excess_or_retiring()
+        self._is_unsettled = True
 
     def _admit_request(self, event: events.RequestArrived, now: float) -> Iterator[Action]:
         request, name = event.request, event.model

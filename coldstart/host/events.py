@@ -113,17 +113,8 @@ class ServerOutdated:
     reason: str = "its arguments changed"
 
 
-Event = (
-    RequestArrived
-    | RequestEnded
-    | ModelReady
-    | ModelFailed
-    | TierChanged
-    | MemoryMeasured
-    | Tick
-    | ConfigurationChanged
-    | ServerOutdated
-)
+ModelEvent = ModelReady | ModelFailed | TierChanged | MemoryMeasured | ServerOutdated
+Event = RequestArrived | RequestEnded | Tick | ConfigurationChanged | ModelEvent
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,6 @@ class Residents:
         self.costs: dict[str, ModelCost] = {}
         self.policy = create_policy(settings.policy, self.costs, settings.memory)
         self.pinned: list[str] = []
-        self._retiring = False
         self._draining: dict[str, Model] = {}
         self._reserve_template()
         self._update_costs()
@@ -117,7 +116,6 @@ class Residents:
         gone = [name for name in self.models if name not in named]
         for name in gone:
             self.models[name].retired = True
-        self._retiring = bool(gone)
         self._update_costs()
         return gone
 
@@ -135,17 +133,11 @@ class Residents:
                 self.policy.record_request(name, now, False)
                 self.policy.record_load(name, now)
 
-    def has_excess_or_retiring(self) -> bool:
-        """Return whether the reserved memory exceeds the capacity, or a retired model has not stopped yet."""
-        overfull = any(self.device.free(place) < 0 for place in self.device.list_places())
-        return overfull or self._retiring
-
     def delete_retired(self) -> None:
         """Delete retired models that have stopped."""
         done = [n for n, m in self.models.items() if m.retired and m.state in (State.STOPPED, State.FAILED)]
         for name in done:
             del self.models[name], self.costs[name]
-        self._retiring = any(model.retired for model in self.models.values())
         self.pinned = [name for name in self.pinned if name in self.models]
 
     def record_request(self, model: Model, now: float) -> None:
