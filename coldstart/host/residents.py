@@ -7,7 +7,6 @@ was measured to use more memory than was reserved for it.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 
 from coldstart.errors import UsageError
@@ -304,12 +303,6 @@ class Residents:
 
 
 def _check_specs(specs: tuple[ModelSpec, ...], settings: HostSettings) -> None:
-    names = [spec.name for spec in specs]
-    if len(set(names)) < len(names):
-        twice = sorted(name for name, count in Counter(names).items() if count > 1)
-        raise UsageError(
-            f"several models have the same name: {', '.join(twice)}", hint="give each model a unique name"
-        )
     numbers = {number for spec in specs for number in spec.devices}
     for place, limit in (
         (None, settings.memory),
