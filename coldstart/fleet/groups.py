@@ -176,7 +176,7 @@ class Deployment:
 
 
 class ModelAgenda(Agenda):
-    """Open requests, timers, and the models to process.
+    """Agenda of a fleet: open requests, timers, and the models to process.
 
     Models are processed in the order in which `touch` marked them. A model for which no server had enough memory is blocked
     until memory becomes free on any server.

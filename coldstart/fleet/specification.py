@@ -41,7 +41,7 @@ MOST_RANKS = 4
 
 
 class Overlap(StrEnum):
-    """Whether the other phases of a cold start run concurrently with the weight fetch (FULL) or not (SEQUENTIAL)."""
+    """Order of the phases of a cold start: concurrently with the weight fetch (FULL), or one after another (SEQUENTIAL)."""
 
     SEQUENTIAL = "sequential"
     FULL = "full"

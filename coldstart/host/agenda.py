@@ -37,7 +37,7 @@ class TrackedRequest:
 
 
 class Agenda:
-    """Open requests by name, and timers.
+    """Open requests and timers of one decision core.
 
     `waiting` maps each request without a group to the time since when it has waited, in order of these times. A request may
     wait for `hold_s` seconds.

@@ -74,7 +74,7 @@ _TEMPLATE_ACCOUNT = ""
 
 
 class Residents:
-    """Models of a host, the memory that they reserve, and the eviction policy."""
+    """Memory manager of a host: its models, the memory that they reserve, and the eviction policy."""
 
     def __init__(self, specs: Iterable[ModelSpec], settings: HostSettings, template_bytes: int = 0) -> None:
         self.settings, self._template_bytes, specs = settings, template_bytes, tuple(specs)

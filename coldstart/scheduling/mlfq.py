@@ -204,12 +204,12 @@ class SkipJoinMlfq:
 
 
 class OrderAlternation:
-    """Alternation between the policy's order and arrival order, which gets `share` of the time.
+    """Alternation between the order of the policy and arrival order, which is used for the fraction `share` of the time.
 
-    Invariant: |time in arrival order - share * total time| is at most the time of one iteration, or of one run of
-    iterations in the same order. During its share, arrival order makes each job progress at least as fast as under FCFS. With
-    enough KV memory and iterations of equal cost, each latency is at most 1/share times that of FCFS, plus two
-    iterations; with unequal costs, this is approximate.
+    Invariant: |time in arrival order - share * total time| is at most the time of one iteration, or of one run of iterations
+    in the same order. During its share, arrival order makes each job progress at least as fast as under FCFS. With enough KV
+    memory and iterations of equal cost, each latency is at most 1/share times that of FCFS, plus two iterations; with
+    unequal costs, this is approximate.
     """
 
     def __init__(self, share: float) -> None:

@@ -79,7 +79,7 @@ class QueueModel:
 
 
 class Shadow:
-    """Recently finished requests, to be replayed in arrival order and in deadline order."""
+    """Predictor that replays recently finished requests in arrival order and in deadline order."""
 
     def __init__(self, model: QueueModel, slack_s: Callable[[int], float], *, serves_deadlines: bool) -> None:
         self._model, self._slack_s, self._serves_deadlines = model, slack_s, serves_deadlines

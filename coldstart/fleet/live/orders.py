@@ -81,7 +81,7 @@ WorkerEvent = RankFetched | RankUp | RankEnded
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """All workers of a server, each with its RankUp event if it is ready. `seq` is the number of the server's last event."""
+    """Report of a server: its workers, each with its RankUp event if it is ready, and the number `seq` of its last event."""
 
     seq: int
     workers: tuple[tuple[FoundRank, RankUp | None], ...] = ()

@@ -22,7 +22,10 @@ from coldstart.system import secrets
 
 
 class Log:
-    """Log that writes to `sink` (default: standard error). `write` never raises, so that a failed write stops no server."""
+    """Log that writes to `sink` (default: standard error).
+
+    `write` never raises, so that a failed write cannot stop a server.
+    """
 
     def __init__(self, sink: IO[str] | None = None, *, quiet: bool = False) -> None:
         self._sink, self._quiet = sink, quiet

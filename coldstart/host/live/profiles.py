@@ -171,7 +171,7 @@ def build_device_environment(launch: Launch) -> Mapping[str, str]:
 
 
 class MemoryMeter:
-    """Meter of the memory of a process and its descendants, in bytes. A method returns None if it cannot measure the memory.
+    """Memory meter for a process and its descendants, in bytes. A method returns None if it cannot measure the memory.
 
     Its methods raise ProcessLookupError if the process has exited.
     """
