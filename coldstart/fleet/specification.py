@@ -41,7 +41,7 @@ MOST_RANKS = 4
 
 
 class Overlap(StrEnum):
-    """Order of the phases of a cold start: concurrently with the weight fetch (FULL), or one after another (SEQUENTIAL)."""
+    """Timing of the phases of a cold start: concurrent with the weight fetch (FULL), or one after another (SEQUENTIAL)."""
 
     SEQUENTIAL = "sequential"
     FULL = "full"

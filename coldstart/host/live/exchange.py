@@ -1,4 +1,4 @@
-"""One request through the gateway: wait until its model is ready, forward the request, and stream the response to the client.
+"""Handle one request: wait until its model is ready, forward the request, and stream the response to the client.
 
 Invariants: each chunk is sent to the client as soon as it arrives, and only to the client that sent the request. When the
 client disconnects, the connection to the server is closed, which makes vLLM abort the request. The front releases each
