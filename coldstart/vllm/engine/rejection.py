@@ -71,7 +71,7 @@ _KNOWN = (
 
 @dataclass(frozen=True)
 class StartFailure:
-    """Error that ended a server process, in the form that is sent to the process that started the server.
+    """Error that ended a server process, as it is reported to the process that started the server.
 
     `is_final` means that every start would fail with this error. `is_consequence` means that another process has already
     reported the cause.

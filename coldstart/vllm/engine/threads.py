@@ -1,4 +1,4 @@
-"""Give a worker that was forked the OpenMP threads and CPUs that vLLM configures before the first import of a spawned one."""
+"""Configure the OpenMP threads and CPUs of forked workers, because vLLM configures those of spawned workers only."""
 
 from __future__ import annotations
 
