@@ -6,7 +6,7 @@ Model: a start takes the penalty of its tier, and an eviction takes `leave_s` se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 
 from coldstart.host import events
@@ -22,20 +22,17 @@ def simulate(
     settings: HostSettings,
     *,
     leave_s: float = 0.0,
-    start_s: Callable[[events.StartModel], float] | None = None,
 ) -> Replay:
     """Replay requests, which must be in order of arrival.
 
-    `start_s` overrides the duration of a start in seconds (default: the penalty of the tier). The count `start_s` is the
-    total duration of all starts, which is the cost that a policy minimizes.
+    The count `start_s` is the total duration of all starts in seconds, which is the cost that a policy minimizes.
     """
-    host = _Host(Core(specs, settings), leave_s, start_s or (lambda start: start.tier.penalty_s))
-    return host.replay(requests)
+    return _Host(Core(specs, settings), leave_s).replay(requests)
 
 
 class _Host:
-    def __init__(self, core: Core, leave_s: float, start_s: Callable[[events.StartModel], float]) -> None:
-        self.core, self.leave_s, self.start_s = core, leave_s, start_s
+    def __init__(self, core: Core, leave_s: float) -> None:
+        self.core, self.leave_s = core, leave_s
         self.requests: list[ModelRequest] = []
         self.outcome = Replay()
         self._loop = EventLoop(core.deadline, lambda: self._handle_event(events.Tick()))
@@ -70,7 +67,7 @@ class _Host:
     def _execute(self, action: events.Action, now: float) -> None:
         match action:
             case events.StartModel(model):
-                seconds, timeout_s = self.start_s(action), self.core.settings.ready_timeout_s
+                seconds, timeout_s = action.tier.penalty_s, self.core.settings.ready_timeout_s
                 self._total_start_s += seconds
                 failure = events.ModelFailed(model, "the start exceeded its deadline")
                 self._schedule_event(
