@@ -10,7 +10,9 @@ from __future__ import annotations
 import hmac
 import json
 from collections.abc import Awaitable, Callable
-from typing import Any
+from functools import reduce
+from operator import or_
+from typing import Any, get_type_hints
 
 import msgspec
 from starlette.requests import Request
@@ -20,53 +22,25 @@ from starlette.routing import Route
 from coldstart.errors import ColdstartError
 from coldstart.fleet.live import state
 from coldstart.fleet.live.control import FleetControl
-from coldstart.fleet.live.state import ModelDeployment
 from coldstart.host.live import messages
 
 ADMIN_KEY_HEADER = "x-coldstart-admin-key"
 
 
-class _Order(msgspec.Struct, forbid_unknown_fields=True, tag_field="method", tag=str.lower):
-    pass
-
-
-class Deploy(_Order):
-    """Order to deploy a model, or to change its deployment."""
-
-    deployment: ModelDeployment
-
-
-class Scale(_Order):
-    """Order to set the minimum and maximum number of workers of a model."""
-
-    model: str
-    least: int
-    most: int
-
-
-class Remove(_Order):
-    """Order to remove a model after its running requests have ended."""
-
-    model: str
-
-
-class Drain(_Order):
-    """Order to start no new workers on a server."""
-
-    server: str
-
-
-Order = Deploy | Scale | Remove | Drain
+def _define_order(method: Callable[..., None]) -> type[msgspec.Struct]:
+    """Return the type of the orders that call a method: its name is the tag, and its parameters are the fields."""
+    fields = [(name, kind) for name, kind in get_type_hints(method).items() if name != "return"]
+    return msgspec.defstruct(
+        method.__name__, fields, tag_field="method", tag=True, forbid_unknown_fields=True
+    )
 
 
 def create_routes(control: FleetControl, key: str, stop_fleet: Callable[[], Awaitable[None]]) -> list[Route]:
     """Return the admin routes. `stop_fleet` is called to stop the fleet and its gateway."""
-    methods: dict[type, Callable[..., None]] = {
-        Deploy: control.deploy,
-        Scale: control.scale,
-        Remove: control.remove,
-        Drain: control.drain,
+    methods = {
+        _define_order(one): one for one in (control.deploy, control.scale, control.remove, control.drain)
     }
+    orders: Any = reduce(or_, methods)
 
     def require_admin_key(
         handle: Callable[[Request], Awaitable[Any]],
@@ -86,7 +60,7 @@ def create_routes(control: FleetControl, key: str, stop_fleet: Callable[[], Awai
         return control.status()
 
     async def order(request: Request) -> Any:
-        parsed = state.decode(json.loads(await request.body()), Order)
+        parsed = state.decode(json.loads(await request.body()), orders)
         methods[type(parsed)](*msgspec.structs.astuple(parsed))
         return {}
 

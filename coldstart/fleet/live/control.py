@@ -251,20 +251,20 @@ class FleetControl(Front[FleetTicket]):
             self.emit(events.ModelRemoved(name))
         self.emit(events.ModelDeployed(deployment.spec))
 
-    def scale(self, name: str, least: int, most: int) -> None:
+    def scale(self, model: str, least: int, most: int) -> None:
         """Set the minimum and maximum number of workers of a model.
 
         Raises UsageError if the model is unknown or a limit is invalid, and OSError if the state file cannot be written.
         """
-        known = self._get_deployment(name)
+        known = self._get_deployment(model)
         self.deploy(replace(known, spec=replace(known.spec, least=least, most=most)))
 
-    def remove(self, name: str) -> None:
+    def remove(self, model: str) -> None:
         """Remove a model. Raises UsageError if it is not deployed, and OSError if the state file cannot be written."""
-        self._get_deployment(name)
-        self.state.remove(name)
+        self._get_deployment(model)
+        self.state.remove(model)
         self.catalogue = _build_catalogue(self.state.models)
-        self.emit(events.ModelRemoved(name))
+        self.emit(events.ModelRemoved(model))
 
     def drain(self, server: str) -> None:
         """Start no new workers on a server, and record this in the state file.
