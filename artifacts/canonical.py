@@ -83,7 +83,7 @@ def _check_size(data: bytes, max_bytes: int, source: str) -> None:
 
 
 def compute_digest(data: bytes) -> str:
-    """Return sha256:<64 hex digits> of `data`."""
+    """Return the SHA-256 digest of `data` as sha256:<64 hex digits>."""
     from hashlib import sha256  # The import loads OpenSSL, and shell completion needs no digest.
 
     return "sha256:" + sha256(data).hexdigest()

@@ -48,7 +48,7 @@ class Key:
 
     @cached_property
     def digest(self) -> str:
-        """Return sha256:<hex> of the canonical JSON of the fields."""
+        """Return the SHA-256 digest of the canonical JSON of the fields, as sha256:<hex>."""
         return canonical.compute_digest(canonical.dumps(dict(self.fields)))
 
     @property

@@ -54,7 +54,7 @@ class HostKey:
 
     @property
     def fingerprint(self) -> str:
-        """Return ed25519:<32 hex digits> of the public key."""
+        """Return the fingerprint of the public key as ed25519:<32 hex digits>."""
         return fingerprint(self.private_key.public_key())
 
     @property
@@ -83,7 +83,7 @@ class HostKey:
 
 
 def fingerprint(public: Ed25519PublicKey) -> str:
-    """Return ed25519:<first 32 hex digits of the SHA-256 of the raw public key>."""
+    """Return ed25519: and the first 32 hex digits of the SHA-256 digest of the raw public key."""
     return f"{ALGORITHM}:{sha256(public.public_bytes_raw()).hexdigest()[:32]}"
 
 

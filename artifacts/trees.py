@@ -57,7 +57,7 @@ class Member(NamedTuple):
 def build_tar_header(
     name: str, size: int = 0, *, is_directory: bool = False, executable: bool = False
 ) -> TarInfo:
-    """Return a header without times, owner and user name. `size` is in bytes."""
+    """Return a tar header without times, owner and user name. `size` is in bytes."""
     info = TarInfo(name)
     info.size = size
     info.type = tarfile.DIRTYPE if is_directory else tarfile.REGTYPE

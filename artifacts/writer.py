@@ -74,7 +74,7 @@ class HashingFile:
 
     @property
     def digest(self) -> str:
-        """Return sha256:<hex> of all bytes written."""
+        """Return the SHA-256 digest of all bytes written, as sha256:<hex>."""
         return "sha256:" + self._hash.hexdigest()
 
 

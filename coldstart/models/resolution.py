@@ -146,7 +146,7 @@ def list_missing(model: ResolvedModel, *, weights: bool = True) -> list[str]:
 def weight_files(directory: Path) -> list[Path]:
     """Return the weight files of a model directory that vLLM would load, sorted by name.
 
-    If there are safetensors files, these are the safetensors files that the index lists.
+    If there are safetensors files, only the safetensors files that the index lists are returned.
 
     Raises:
         UsageError: A file is not a regular file (reading a pipe would block), or the index is invalid.

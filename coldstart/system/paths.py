@@ -160,7 +160,7 @@ def temporary_dir(socket_path_bytes: int = 0) -> Path:
 
 
 def describe_other_runtime_dir() -> str | None:
-    """Return a message that names the directory of sockets if it is not below XDG_RUNTIME_DIR, and the reason, else None."""
+    """If sockets are not below XDG_RUNTIME_DIR, return a message with the reason and their directory, otherwise None."""
     for wanted in _list_xdg():
         with suppress(UsageError):  # if a socket is needed, the error gives the reasons
             if (place := runtime_dir()).parent != wanted.parent:

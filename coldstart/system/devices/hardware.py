@@ -59,7 +59,8 @@ def read_gpu_fields() -> dict[str, Scalar]:
     """Return the gpu.* fields of the first GPU, or no fields without a GPU. The number of GPUs is an engine argument.
 
     Raises:
-        ColdstartError: A driver is installed, but the first GPU cannot be read, and a key without it would fit every GPU.
+        ColdstartError: A driver is installed, but the first GPU cannot be read. A key without its fields would fit every
+            GPU.
     """
     from coldstart.system.devices import nvml
 

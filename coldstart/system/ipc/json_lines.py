@@ -154,7 +154,7 @@ def encode_message(message: Mapping[str, Any]) -> bytes:
 
 
 def create_sealed_memfd(*parts: bytes) -> int:
-    """Return the descriptor of an immutable memfd that contains the parts, separated by newlines. The caller closes it."""
+    """Return the descriptor of an immutable memfd that contains `parts`, separated by newlines. The caller closes it."""
     descriptor = os.memfd_create("coldstart-request", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         with open(descriptor, "wb", closefd=False) as file:

@@ -45,13 +45,13 @@ class ProcessImage:
 
 
 def choose_image_directory(root: Path) -> Path:
-    """Return the directory below `root` for the image of this interpreter and its packages. It may not exist."""
+    """Return the directory below `root` for the image of this interpreter and its packages. The directory can be missing."""
     which = {"executable": sys.executable, **runtime.read_runtime_fields()}
     return root / hashlib.sha256(json.dumps(which, sort_keys=True).encode()).hexdigest()
 
 
 def choose_engine_image_directory(runtimes: Path, bundle_digest: str) -> Path:
-    """Return the directory, next to `runtimes`, for the image of an engine started from a bundle. It may not exist."""
+    """Return the directory, next to `runtimes`, for the image of an engine started from a bundle. It can be missing."""
     return runtimes.with_name("snapshots") / bundle_digest.removeprefix("sha256:")
 
 

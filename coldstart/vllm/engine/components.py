@@ -21,7 +21,7 @@ Fallbacks = list[Fallback]
 
 
 def choose(args: Namespace) -> Fallbacks:
-    """Select coldstart's executor, worker and loader in `args` unless the user chose others. Return the fallbacks to vLLM's.
+    """Select coldstart's executor, worker and loader in `args` unless the user chose others. Return the fallbacks.
 
     If the installed vLLM cannot load coldstart's KV connector, the connector is removed from `args`.
     """

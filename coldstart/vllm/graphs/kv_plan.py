@@ -1,11 +1,11 @@
-"""KV cache size of a GPU engine, which the bundle stores (MEDUSA, section 6).
+"""Set the KV cache size of a GPU engine from the bundle (MEDUSA, section 6).
 
-vLLM's start-up plan can set the size instead of profiling the GPU, but its file name depends on the model path. At the
-same point, this module sets the size from the bundle's plan for the rank, minus the memory that other processes use now.
-The plan records the vLLM version and the GPU that it was measured with.
+vLLM's start-up plan can set the size instead of profiling the GPU, but its file name depends on the model path. So this
+module sets the size from the bundle's plan for the rank, minus the memory that other processes use now. The plan records
+the vLLM version and the GPU that it was measured with.
 
-Plans are measured in a start with warm caches, because profiling would otherwise count the peak memory of a compilation as
-the model's. Both values are reduced by a margin, because graphs depend on the size, which must therefore fit each start.
+Plans are measured in a start with warm caches, because profiling would otherwise count the peak memory of a compilation.
+The size and the free memory are reduced by a margin, because graphs depend on a size that fits each start.
 """
 
 from __future__ import annotations

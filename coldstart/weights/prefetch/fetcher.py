@@ -96,7 +96,7 @@ class Fetcher:
         Args:
             address: Normalized source.
             plan: Weights plan as JSON.
-            changed: Lock of the state.
+            changed: Condition that protects the state.
             streams: Number of parallel streams for the fetches of one pace, so that a slow fetch does not delay others.
             budget: Maximum number of bytes that all leases may request.
             patience_s: Time in seconds for which a source that does not respond is retried.

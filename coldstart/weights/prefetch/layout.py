@@ -39,7 +39,7 @@ class RegionFile:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Bytes [start, end) of a file with their SHA-256 digest. `tensor` is the tensor that they belong to, if any."""
+    """Bytes [start, end) of a file with their SHA-256 digest. `tensor` is the tensor that contains them, if any."""
 
     file: RegionFile
     start: int

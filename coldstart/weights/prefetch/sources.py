@@ -34,7 +34,7 @@ class SourceUnusableError(Exception):
 
 
 class RangeSource(Protocol):
-    """Source of byte ranges of files."""
+    """Source from which byte ranges of files are read."""
 
     def read(self, name: str, size: int, start: int, buffer: memoryview, count: Count) -> int:
         """Fill `buffer` from byte `start` of file `name`.
@@ -78,7 +78,7 @@ def redact(address: str) -> str:
 
 
 class LocalSource:
-    """Local directory. Its files are read into the page cache, which is the copy that all clients map."""
+    """Source that reads files of a local directory into the page cache, which is the copy that all clients map."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -108,7 +108,7 @@ class LocalSource:
 
 
 class ObjectSource:
-    """Objects under s3://bucket/prefix. Endpoint, region and credentials come from the client's AWS_* environment variables."""
+    """Source of objects under s3://bucket/prefix. The client's AWS_* variables set the endpoint, region and credentials."""
 
     def __init__(self, address: str, environment: Mapping[str, str]) -> None:
         try:
