@@ -73,7 +73,7 @@ class EarlyApplication:
 
     @contextmanager
     def provide_to_vllm(self) -> Iterator[None]:
-        """In this block, return the prebuilt application, once it is built, to vLLM if vLLM requests the same one."""
+        """In this block, make vLLM use the prebuilt application if it requests the same one. vLLM waits until it is built."""
         if compat.check("application", lambda: import_module(_ENTRY).build_app):
             yield
             return
