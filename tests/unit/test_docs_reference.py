@@ -119,7 +119,12 @@ def test_http_page_names_every_route() -> None:
     assert tuple(re.findall(r"^- `GET (\S+)`", page, re.M)) == access_control.READ_PATHS
     source = "".join(
         (ROOT / "coldstart" / name).read_text()
-        for name in ("host/live/app.py", "host/live/host_routes.py", "fleet/live/admin.py")
+        for name in (
+            "host/live/app.py",
+            "host/live/host_routes.py",
+            "host/live/run.py",
+            "fleet/live/admin.py",
+        )
     )
     routes = {route.replace(":path", "") for route in re.findall(r'Route\("([^"]+)"', source)}
     assert {row.split()[1] for row in rows(page) if row.startswith(("GET", "POST"))} == routes

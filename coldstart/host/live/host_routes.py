@@ -8,21 +8,21 @@ GET   /upstream/{name}/{path}    the response of a model's running server at {pa
 GET   READ_PATHS              the same for the default model, or for the only model
 POST  /reload                 reload the configuration
 POST  /stop                   stop the host, as SIGTERM does
+
+`run` adds the last two.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from coldstart.errors import UsageError
 from coldstart.host.live import messages
 from coldstart.host.live.access_control import CLIENT, READ_PATHS
 from coldstart.host.live.driver import Driver
@@ -216,29 +216,4 @@ def create_host_routes(driver: Driver) -> list[Route]:
         Route("/load/{name:path}", partial(_load, driver), methods=["POST"]),
         Route("/unload", unload, methods=["POST"]),
         Route("/unload/{name:path}", unload, methods=["POST"]),
-    ]
-
-
-def create_process_routes(
-    reload: Callable[[], Awaitable[dict[str, Any]]], stop: Callable[[], int]
-) -> list[Route]:
-    """Create the routes for the host's process.
-
-    Args:
-        reload: Function that reloads the configuration and returns the changes. Raises UsageError.
-        stop: Function that initiates the shutdown of the host, and returns the number of running requests.
-    """
-
-    async def reload_configuration(request: Request) -> Response:
-        try:
-            return JSONResponse(await reload())
-        except UsageError as error:
-            return messages.build_error_response(400, error.message, hint=error.hint or "")
-
-    async def stop_host(request: Request) -> Response:
-        return JSONResponse({"stopping": True, "in_flight": stop()}, status_code=202)
-
-    return [
-        Route("/reload", reload_configuration, methods=["POST"]),
-        Route("/stop", stop_host, methods=["POST"]),
     ]

@@ -18,14 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from coldstart.errors import UsageError
 from coldstart.host.configuration import CHANGE_KINDS, HostFile, describe_changes
 from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.events import Failure
+from coldstart.host.live import messages
 from coldstart.host.live.app import HEARTBEAT_S, Gateway
 from coldstart.host.live.driver import Driver
-from coldstart.host.live.host_routes import create_host_routes, create_process_routes
+from coldstart.host.live.host_routes import create_host_routes
 from coldstart.host.live.http_server import create_server, format_url, listen
 from coldstart.host.live.lifecycle import STOPPING
 from coldstart.host.live.log import BackgroundTasks, Log, capture_loggers, describe_failure
@@ -85,7 +89,8 @@ class ModelHost:
             endpoint=self.endpoint,
             routes=[
                 *create_host_routes(self.driver),
-                *create_process_routes(self.reload, self._stop_on_request),
+                Route("/reload", self._answer_reload, methods=["POST"]),
+                Route("/stop", self._answer_stop, methods=["POST"]),
             ],
         )
         self.server = create_server(self.gateway, self._check_file)
@@ -130,11 +135,18 @@ class ModelHost:
         elif not self.caught:  # the kernel and the shell may both report the closed terminal
             self._stop(signal.SIGHUP)
 
-    def _stop_on_request(self) -> int:
-        """Stop as on the first SIGTERM, and return the number of running requests. Later calls only return that number."""
+    async def _answer_stop(self, request: Request) -> Response:
+        """Stop as on the first SIGTERM. Later requests only receive the number of running requests."""
         if not self.caught:
             self._stop(signal.SIGTERM)
-        return sum(len(model.in_flight) for model in self.driver.core.models.values())
+        in_flight = sum(len(model.in_flight) for model in self.driver.core.models.values())
+        return JSONResponse({"stopping": True, "in_flight": in_flight}, status_code=202)
+
+    async def _answer_reload(self, request: Request) -> Response:
+        try:
+            return JSONResponse(await self.reload())
+        except UsageError as error:
+            return messages.build_error_response(400, error.message, hint=error.hint or "")
 
     def _check_file(self) -> None:
         seen = self.config and find_state(self.config)
