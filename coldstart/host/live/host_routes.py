@@ -9,7 +9,7 @@ GET   READ_PATHS              the same for the default model, or for the only mo
 POST  /reload                 reload the configuration
 POST  /stop                   stop the host, as SIGTERM does
 
-`run` adds the last two.
+`host.live.run` adds the routes /reload and /stop.
 """
 
 from __future__ import annotations
