@@ -66,10 +66,6 @@ class ClientKeys:
         found = [client for client in self.clients if hmac.compare_digest(client.key, key)]
         return found[0] if found else None
 
-    def has_admin(self) -> bool:
-        """Return whether any client has admin access."""
-        return any(client.admin for client in self.clients)
-
     def describe_unknown_models(self, catalogue: Catalogue) -> Iterator[str]:
         """Yield a warning for each model that a client is permitted to use but that does not exist."""
         for client in self.clients:
@@ -207,7 +203,9 @@ class GatewayEndpoint:
 
     def has_no_admin_key(self) -> bool:
         """Return whether a key is required but no key grants admin access."""
-        return self.api_key is None and self.client_keys is not None and not self.client_keys.has_admin()
+        if self.api_key is not None or self.client_keys is None:
+            return False
+        return not any(client.admin for client in self.client_keys.clients)
 
     def check(self) -> None:
         """Raise UsageError if a value is invalid, or would expose the gateway unintentionally."""

@@ -119,4 +119,4 @@ def evict_excess(residents: Residents, now: float) -> None:
 
 def _count_surplus_models(residents: Residents) -> int:
     most = residents.settings.max_residents
-    return 0 if most is None else residents.count_resident() + 1 - most
+    return 0 if most is None else sum(one.resident for one in residents.models.values()) + 1 - most

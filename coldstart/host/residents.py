@@ -148,9 +148,6 @@ class Residents:
         """Return whether the host restarts the model without a request, because it is pinned or the default model."""
         return model.spec.pinned or model.spec.name == self.settings.default_model
 
-    def count_resident(self) -> int:
-        return sum(model.resident for model in self.models.values())
-
     def count_starting(self) -> int:
         return sum(model.state is State.STARTING for model in self.models.values())
 

@@ -109,11 +109,9 @@ class NodeServers:
             else None
         )
         try:
-            env = {
-                **self._get_device_env(order),
-                str(environment.VLLM_API_KEY): key,
-                **self._get_shared_weights_env(order),
-            }
+            env = {str(environment.VLLM_API_KEY): key, **self._get_shared_weights_env(order)}
+            if self.selects_device:
+                env |= {str(environment.CUDA_VISIBLE_DEVICES): str(order.rank.device)}
             launch, handover_key = _build_launch(order), ""
             if self._can_hand_over(order, launch):
                 # Each server has its own key, which no client knows.
@@ -136,9 +134,6 @@ class NodeServers:
         process = self.processes.get(worker)
         if process is not None and process.pace is not None:
             process.pace = replace(process.pace, rate=rate)
-
-    def _get_device_env(self, order: orders.RankOrder) -> dict[str, str]:
-        return {str(environment.CUDA_VISIBLE_DEVICES): str(order.rank.device)} if self.selects_device else {}
 
     def _get_shared_weights_env(self, order: orders.RankOrder) -> dict[str, str]:
         """Return the variables that let a rank share weights with the full worker that replaces it. Empty on a GPU."""
