@@ -40,7 +40,7 @@ WORDS += ["--block-size", "32", "--kv-cache-memory-bytes", str(256 << 20), "--dt
 SETTINGS = FleetSettings(most_ranks=1, consolidate=False, retries=8, backoff_s=0.1, backoff_max_s=0.2)
 CPU_TOKENS, CPU_ROUNDS, LIMIT_S, MARKS = 2000, 7, 60.0, {"median": 50, "p95": 95, "max": 100}
 KINDS, PAUSES_S = ("kill", "cut", "stall"), (0.1, 0.4, 1.0, 2.5)
-FIXED = {"max_tokens": TOKENS, "ignore_eos": True}
+FAULT_TOKENS, FAULT_LENGTHS = 120, range(100, 1300, 200)
 Row = dict[str, Any]
 Ids = list[int]
 Started = tuple[asyncio.Task[Heard], FleetTicket, FleetReplica]
@@ -50,7 +50,7 @@ class Pair:
     """Two servers of the model in the data type `kind`."""
 
     def __init__(self, fleet: LinkedFleet, kind: str) -> None:
-        self.fleet, self.kind, self.chance = fleet, kind, Random(kind)
+        self.fleet, self.kind, self.chance, self.tokens = fleet, kind, Random(kind), TOKENS
         launch = Launch(kind, MODEL, Arguments([*WORDS, kind]))
         spec = FleetModel(kind, 10, 10, Costs(library_s=0.1), batch=64, least=2, most=2, idle_s=3600.0)
         fleet.control.deploy(ModelDeployment(launch, spec))
@@ -71,7 +71,8 @@ class Pair:
 
     async def stream(self, prompt: Ids, heard: Heard, temperature: float = 0.0, name: str = "") -> Heard:
         """Request a stream. The gateway cannot always move a sampled one whose token ids are shown."""
-        body = FIXED | {"model": self.kind, "prompt": prompt, "temperature": temperature}
+        body: Row = {"model": self.kind, "prompt": prompt, "temperature": temperature}
+        body |= {"max_tokens": self.tokens, "ignore_eos": True}
         body |= {"cache_salt": name or self.chance.randbytes(8).hex(), "return_token_ids": not temperature}
         return await self.fleet.stream(body, heard, name)
 
@@ -127,7 +128,8 @@ async def make_fault(pair: Pair, kind: str, victim: FleetReplica) -> None:
 
 async def measure_faults(pair: Pair, count: int, end_s: float) -> Row:
     """Make `count` faults during moves, fewer if the time `end_s` comes first."""
-    stay = [(one, (await pair.stream(one, Heard())).ids) for one in map(pair.prompt, range(*LENGTHS, 400))]
+    pair.tokens = FAULT_TOKENS
+    stay = [(one, (await pair.stream(one, Heard())).ids) for one in map(pair.prompt, FAULT_LENGTHS)]
     found, errors, waits = Counter[str](made=0, moved=0, lost=0, differ=0), list[str](), list[float]()
     while found["made"] < count and time.monotonic() < end_s:
         kind, (prompt, ids) = KINDS[found["made"] % len(KINDS)], pair.chance.choice(stay)
