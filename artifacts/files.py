@@ -1,4 +1,4 @@
-"""Write files durably, and lock files. A file gets its name after its bytes are on disk (write, fsync, rename, fsync)."""
+"""Durable file writes, and file locks. A file gets its final name once its bytes are on disk (write, fsync, rename, fsync)."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ class OciLayout:
         return blobs.open_unverified(self.root, blob.digest)
 
     def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
-        """Return the documents of the signatures of manifest `subject` that the index lists."""
+        """Return the documents of all signatures that the index lists for the manifest `subject`."""
         return read_signature_documents(self, self.read_entries(), subject)
 
     @contextmanager

@@ -214,7 +214,7 @@ def _report_added(common: Common, bundles: Sequence[Bundle], outcome: str) -> No
     """
     if not bundles:
         raise CommandFailedError(
-            "the archive or address contains no bundle",
+            "no bundle found in the archive or at the address",
             hint="use an exported archive, or the address of a pushed bundle",
         )
     trust_results = [inspection.trust(bundle) for bundle in bundles]

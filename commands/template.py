@@ -56,7 +56,7 @@ def freeze(
     ] = False,
     ready_timeout: Annotated[float, READY_TIMEOUT] = 600.0,
 ) -> None:
-    """Write a CRIU image of the imported runtime, unless a matching image exists."""
+    """Write a CRIU image of a process that has imported vLLM, unless a matching image exists."""
     from coldstart.launch import process_snapshot
     from coldstart.launch.modes import RUNTIME_SNAPSHOT
     from coldstart.system.snapshot import runtime_image

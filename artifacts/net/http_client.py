@@ -60,7 +60,7 @@ class RemoteUnreachableError(RemoteFailedError):
 
 
 class SlowServerError(RemoteUnreachableError):
-    """Error for a response below the minimum rate. An immediate retry does not help."""
+    """Error for a server that responds too late or sends data below the minimum rate. An immediate retry does not help."""
 
 
 class ForbiddenError(RemoteFailedError):

@@ -133,7 +133,7 @@ class Deployment:
         return self.live() - group.keep >= self.spec.least
 
     def count_workers_to_start(self, now: float) -> int:
-        """Return the number of workers to start now, given the waiting requests and the arrivals within `window_s` seconds."""
+        """Return the number of workers to start now, given the waiting requests and the arrivals in the last `window_s`."""
         if self.retired or now < self.retry_at:
             return 0
         room = sum(group.spare for group in self.groups.values())
@@ -188,7 +188,7 @@ class ModelAgenda(Agenda):
         self._blocked: dict[str, None] = {}
 
     def deadline(self) -> float:
-        """Return when the core must continue, which is minus infinity if models are left to process."""
+        """Return the time at which the core must run next, or minus infinity if there are models left to process."""
         return -inf if self._touched else super().deadline()
 
     def touch(self, model: str) -> None:

@@ -132,7 +132,7 @@ class TemplateMode(StartMode):
         return Reason(reason, start.request.lookup.format_template(self.levels[0]))
 
     def launch(self, start: ServerStart) -> ReadyServer:
-        """Make the template fork the server, or wake its engine as the server. Raises the errors of `StartMode.launch`."""
+        """Make the template fork the server, or wake its engine to act as one. Raises the same errors as `StartMode.launch`."""
         from coldstart.launch import server_process, template_pool
 
         found = self._templates(start)

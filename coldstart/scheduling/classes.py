@@ -7,7 +7,7 @@ priority = -10                  # smaller is served earlier; requests without a 
 header = "X-Class: interactive" # name and value of a request header
 [batch]
 priority = 10
-key_file = "/run/keys/batch"    # file that contains an API key; a relative path starts at this file's directory
+key_file = "/run/keys/batch"    # file that contains an API key; relative to the directory of the class file
 
 Invariant: error messages contain no key, and the time that a comparison takes does not depend on the key.
 """

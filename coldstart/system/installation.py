@@ -111,7 +111,7 @@ def install_extra(extra: str, environment: PythonEnvironment, report: Report) ->
         found = (output.strip().splitlines() or [""])[-1]  # torch's version and vLLM's device type
         if extra == "cpu" and not found.endswith("cpu"):
             raise ColdstartError(
-                f"vLLM would run on {found!r} instead of the CPU",
+                f"vLLM would use the device type {found.rpartition(' ')[2]!r} instead of the CPU",
                 hint="remove the distribution `vllm`, or use a new virtual environment",
             )
         report(f"torch and vLLM can be imported: {found}")

@@ -2,10 +2,10 @@
 
 All processes of a machine share the origin of CLOCK_MONOTONIC, so their spans need no clock synchronization. Child
 processes append one JSON line per span to the file in COLDSTART_TIMELINE_EVENTS. Each line is one write(2) on an O_APPEND
-descriptor, so lines are never interleaved. Launchers that run for a few milliseconds import this module. So it imports
-only os, sys and time at module level.
+descriptor, so lines are never interleaved. Launchers that run for only a few milliseconds import this module, so it imports
+only small modules at module level.
 
-Chrome trace-event format: the "X" (complete) and "M" (metadata) events of the Trace Event Format document.
+The output uses the "X" (complete) and "M" (metadata) events of Chrome's Trace Event Format.
 """
 
 from __future__ import annotations

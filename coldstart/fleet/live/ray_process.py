@@ -138,7 +138,7 @@ JOIN_TIMEOUT_S, REJOIN_TIMEOUT_S, RESTART_DELAY_S = 90.0, 600.0, 2.0
 
 
 class RayProcess:
-    """Process of one Ray node. If any of its child processes exits, Ray ends the node."""
+    """Process of one Ray node. If any of its child processes exits, Ray shuts down the whole node."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self.process, self.log = process, log

@@ -81,7 +81,7 @@ class LocalReplica(Replica):
 
 
 class Lifecycle:
-    """Manager of a host's servers, which `replicas` maps by model, and of its template. `emit` sends an event to the core."""
+    """Manager of a host's template and servers. `replicas` maps model names to servers. `emit` sends an event to the core."""
 
     def __init__(
         self,

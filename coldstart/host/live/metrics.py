@@ -229,7 +229,7 @@ class EventRecorder:
         facts.mode = facts.pid = facts.gpu_memory_bytes = None
 
     def register_models(self, file: HostFile) -> None:
-        """Register the models of a new configuration in the metrics and the facts."""
+        """Initialize the metrics of the models in a new configuration, and record their aliases and adapters."""
         for name, launch in file.catalogue.launches.items():
             # Prometheus sees no increase in a counter whose first value is 1.
             self._failed.labels(name)

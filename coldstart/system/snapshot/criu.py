@@ -91,7 +91,7 @@ def list_options() -> list[str]:
 
 
 def run_criu(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run CRIU and wait for it. Raises FileNotFoundError."""
+    """Run CRIU, and wait until it exits. Raises FileNotFoundError if CRIU is not installed."""
     return subprocess.run([*find_command(), *arguments], capture_output=True, text=True, check=False)
 
 

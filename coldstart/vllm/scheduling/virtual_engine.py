@@ -177,10 +177,10 @@ class VirtualEngine:
         return not self._iterations_in_flight
 
     def step(self, now: float) -> float:
-        """Deliver the iterations that have ended, and schedule the next one.
+        """Deliver the results of the iterations that have ended, and schedule the next iteration.
 
         Returns:
-            The time of the next call in seconds, or infinity if none is needed before the next request arrives.
+            The time in seconds at which to call `step` again, or infinity if no call is needed before the next request arrives.
         """
         self.now = now
         while self._iterations_in_flight and self._iterations_in_flight[0].end_s <= now:

@@ -118,7 +118,7 @@ class Arena:
 
     @contextmanager
     def protect(self) -> Iterator[str | None]:
-        """Protect the arena from eviction while this block runs. Yield the reason if it was already evicted, else None."""
+        """Protect the arena from eviction during the `with` block. Yield the reason if it was already evicted, else None."""
         fcntl.flock(self._descriptor, fcntl.LOCK_SH)
         try:
             reason = self.get_eviction_reason()

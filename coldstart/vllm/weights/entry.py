@@ -1,6 +1,6 @@
 """Entry point that vLLM loads in each of its processes (`vllm.general_plugins`), which registers the load format lazily.
 
-vLLM's API server never imports the package of vLLM's loader table, and importing it here would slow down every start. The
+vLLM's API server never imports `vllm.model_executor.model_loader`, and importing it here would slow down every start. The
 format is therefore registered right after another module imports that package.
 """
 

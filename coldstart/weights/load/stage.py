@@ -56,7 +56,7 @@ def layers(count: int, rank: int, size: int, partition: str | None = None) -> ra
     if partition is not None:
         shares = [int(part) for part in partition.split(",")]
         if len(shares) != size or sum(shares) != count:
-            raise ValueError(f"the partition {partition} does not divide {count} layers over {size} ranks")
+            raise ValueError(f"the partition {partition} does not split {count} layers across {size} ranks")
     else:
         shares = [count // size] * size
         for back in range(2, count % size + 2):

@@ -163,5 +163,5 @@ def test_unusable_plan_is_refused_with_the_reason(
 
 def test_a_partition_of_the_users_is_followed() -> None:
     assert stage.layers(5, 1, 2, "1,4") == range(1, 5)
-    with pytest.raises(ValueError, match="does not divide 5 layers over 2 ranks"):
+    with pytest.raises(ValueError, match="does not split 5 layers across 2 ranks"):
         stage.layers(5, 0, 2, "1,1")
