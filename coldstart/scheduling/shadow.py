@@ -122,7 +122,7 @@ class Shadow:
 
 @dataclass(slots=True)
 class QueueReplay:
-    """State of a replay. By request, `pending` lists the tokens left to compute, and `remaining` the tokens left to generate."""
+    """State of a replay. By request, `pending` is how many tokens are left to compute, and `remaining` to generate."""
 
     model: QueueModel
     requests: Sequence[FinishedRequest]

@@ -19,6 +19,7 @@ from tools.bundles import key, provenance
 from tools.command_line import Run, run
 
 from coldstart.contract.arguments import Arguments
+from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import caches, ladder, prepare
 from coldstart.launch.fetch import Weights
@@ -188,6 +189,13 @@ def test_miss_has_its_reason(tmp_path: Path, decorators: Any, data: bytes, rank:
     path = tmp_path / "user" / "another-hash" / "rank_0_0" / "model"
     assert decorators._try_load_aot_compiled_fn(_model(), str(path)) is None
     assert (held.loaded_count, held.reasons) == (0, [reason])
+
+
+def test_caches_of_an_untrusted_bundle_are_not_used() -> None:
+    env = caches.build_environment(Path("/x")) | {"VLLM_CACHE_ROOT": "/y"}
+    task = EngineTask(compiled=Path("/x/aot"), restore=Path("/x/graphs"), kv_plan=[{"rank": 0}])
+    plan = prepare.drop_restored_state(LaunchPlan([], env=env, engine=task))
+    assert plan.env == {"VLLM_CACHE_ROOT": "/y"} and plan.engine == EngineTask(kv_plan=[{"rank": 0}])
 
 
 @pytest.fixture

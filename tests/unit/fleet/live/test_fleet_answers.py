@@ -14,6 +14,19 @@ from coldstart.host.live.front import Ticket
 from coldstart.host.live.upstream import DisconnectedError, NothingSentError
 
 
+async def test_a_server_that_dies_loses_no_request_that_was_not_begun(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as stage:
+        stage.deploy(deployment("a", most=1))
+        await stage.ask("a")
+        (first,) = stage.rig.servers()
+        asked = [asyncio.create_task(stage.ask("a", n, pieces=1, pause_s=1.0)) for n in range(2)]
+        await wait_until(lambda: len(first.asked) == 3)
+        first.over.set()
+        assert {status for status, _ in await asyncio.gather(*asked)} == {200}
+        assert stage.control.readmitted_count >= 2
+        assert len(list(stage.rig.servers())) == 2
+
+
 async def test_unreachable_servers_only_delay_a_request(tmp_path: Path) -> None:
     async with fleet(tmp_path) as stage:
         stage.deploy(deployment("a"))

@@ -220,6 +220,15 @@ def test_changed_file_is_loaded_and_an_invalid_one_is_not(served: Served) -> Non
     ]  # fmt: skip
 
 
+def test_sighup_reads_the_file_that_has_not_changed(served: Served) -> None:
+    async def work(served: Served) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        await wait_until(lambda: "configuration read" in served.events())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    assert served.run(work) == 130
+
+
 @pytest.mark.parametrize("signals", [1, 2])
 def test_first_signal_waits_for_streams_and_second_does_not(served: Served, signals: int) -> None:
     async def work(served: Served) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from coldstart.graphs.cuda.driver import bindings, call
+from coldstart.graphs.errors import DriverError
 from tests.support.graphs.library import fake_cuda
 
 torch = pytest.importorskip("torch")
@@ -146,3 +147,30 @@ def test_cuda_form_copies_when_the_stream_is_waited_for() -> None:
     driver.weights.write(second, ctypes.addressof(held))
     driver.weights.synchronize()
     assert ctypes.string_at(second.address, 1) == b"\5"
+
+
+@pytest.mark.parametrize("more", [0, 1])
+@pytest.mark.parametrize("at", range(1, 12))
+def test_cuda_form_recovers_from_a_failure_of_any_call(at: int, more: int) -> None:
+    """The failing call is reported; afterwards each region is mapped or not, as reported, and nothing leaks."""
+    driver = Driver()
+    regions = driver.weights.regions()
+
+    def cycle() -> None:
+        for region in regions:
+            if driver.weights.is_mapped(region):
+                driver.weights.unmap(region)
+        for region in regions:
+            if not driver.weights.is_mapped(region):
+                driver.weights.map(region)
+
+    driver.fake.fake_fail_at(at, more)
+    with pytest.raises(DriverError):
+        cycle()
+    driver.fake.fake_fail_at(-1, 0)
+    for region in regions:
+        if driver.weights.is_mapped(region):
+            ctypes.memset(region.address, 1, SIZE)
+    cycle()
+    assert driver.live() == len(regions)
+    assert all(map(driver.weights.is_mapped, regions))

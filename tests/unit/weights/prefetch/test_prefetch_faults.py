@@ -13,6 +13,9 @@ from support.processes import wait_until
 from support.range_server import FOREVER, RangeServer
 
 from coldstart.system.ipc.json_lines import Channel
+from coldstart.weights.checkpoint import list_tensors
+from coldstart.weights.load.ladder import LoadReport, Rung, load_tensors
+from coldstart.weights.load.tensor_sources import FileSource, PrefetchSource
 from coldstart.weights.prefetch import client
 
 FILE = "model-00001.safetensors"
@@ -99,6 +102,27 @@ def test_failed_start_of_the_prefetcher_is_reported(
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(client.PrefetchError, match="cannot find a directory for"):
         client.attach("/nowhere", weights.plan)
+
+
+def test_load_continues_from_files_when_the_prefetcher_is_killed(
+    weights: Weights, server: RangeServer, runtime: Path
+) -> None:
+    server.settings.rate = 1e6
+    tensors, report = list_tensors(weights.plan), LoadReport()
+    paths = {name: weights.directory / name for name in weights.data}
+    rungs: list[Rung] = [
+        ("prefetcher", lambda _: PrefetchSource(client.attach(server.url, weights.plan, directory=runtime))),
+        ("files", lambda left: FileSource(paths, left)),
+    ]
+    loading = load_tensors(tensors, rungs, report)
+    found = [next(loading)]
+    os.kill(_status(runtime)["pid"], signal.SIGKILL)
+    found += loading
+    for tensor, view in found:
+        assert view == weights.data[tensor.file][tensor.offset : tensor.end]
+    assert [tensor for tensor, _ in found] == tensors and report.way == "files"
+    (fallback,) = report.fallbacks
+    assert "the prefetcher has exited" in fallback.reason
 
 
 CYCLES = 100
