@@ -25,7 +25,7 @@ def complete_reference(ctx: typer.Context, incomplete: str) -> list[str]:
         return []
 
 
-def complete_key(incomplete: str) -> list[str]:
+def complete_trusted_key(incomplete: str) -> list[str]:
     """Return the names of the trusted keys that begin with `incomplete`."""
     from coldstart.system.trust import trusted_keys
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 from coldstart.artifacts import sign
-from coldstart.commands._completion import complete_key, complete_reference
+from coldstart.commands._completion import complete_reference, complete_trusted_key
 from coldstart.commands._options import Common, group
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import escape_line, format_table
@@ -56,7 +56,7 @@ def remove_key(
         typer.Argument(
             metavar="NAME|FINGERPRINT",
             help="Name or fingerprint of the key; the first 12 digits of a fingerprint are sufficient.",
-            autocompletion=complete_key,
+            autocompletion=complete_trusted_key,
         ),
     ],
 ) -> None:

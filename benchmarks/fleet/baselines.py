@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from math import inf
 
 from coldstart.fleet import sizing
-from coldstart.fleet.groups import FleetWorker
+from coldstart.fleet.groups import GroupWorker
 from coldstart.fleet.roster import FleetServer, Roster
 from coldstart.fleet.sizing import Offer, Place, Scheme
 from coldstart.fleet.specification import FleetModel, FleetSettings
@@ -47,17 +47,17 @@ class Cached(FirstFit):
         cached[model] = cached.pop(model)
         return 0
 
-    def record_fetched(self, worker: FleetWorker, now: float) -> None:
+    def record_fetched(self, worker: GroupWorker, now: float) -> None:
         super().record_fetched(worker, now)
         if worker.launch.ranks == 1 and not worker.launch.beside:
             self._remember(worker)
 
-    def record_loaded(self, worker: FleetWorker, now: float) -> None:
+    def record_loaded(self, worker: GroupWorker, now: float) -> None:
         super().record_loaded(worker, now)
         if worker.launch.beside:
             self._remember(worker)
 
-    def _remember(self, worker: FleetWorker) -> None:
+    def _remember(self, worker: GroupWorker) -> None:
         size, limit, cached = worker.launch.size, self._limits[worker.server], self._cached[worker.server]
         if size <= limit:
             cached.pop(worker.launch.model, None)

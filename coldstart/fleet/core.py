@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from coldstart.fleet import events
 from coldstart.fleet.events import Action, DispatchRequest, Event, RejectRequest, WorkerEvent
-from coldstart.fleet.groups import Deployment, FleetWorker, ModelAgenda
+from coldstart.fleet.groups import Deployment, GroupWorker, ModelAgenda
 from coldstart.fleet.lives import IDLE, RETRY, GroupLifecycle
 from coldstart.fleet.roster import Roster
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
@@ -107,7 +107,7 @@ class FleetCore:
             case _ if (worker := self.roster.workers.get(event.worker)) is not None:
                 yield from self._process_worker_event(event, worker, now)
 
-    def _process_worker_event(self, event: WorkerEvent, worker: FleetWorker, now: float) -> Iterator[Action]:
+    def _process_worker_event(self, event: WorkerEvent, worker: GroupWorker, now: float) -> Iterator[Action]:
         match event:
             case events.WeightsFetched():
                 self.roster.record_fetched(worker, now)
@@ -156,7 +156,7 @@ class FleetCore:
         if model is None:
             return
         model.retired = True
-        model.failed_on.clear()
+        model.avoided_until.clear()
         self._agenda.unblock(name)
         for request in list(model.waiting):
             self._agenda.forget(request)
@@ -195,9 +195,9 @@ class FleetCore:
             scheme = None
             # A server on which a start failed is tried again only if no other server has memory or can free
             # some. A pipeline size that failed is tried again only if nothing else fits.
-            startable, failed_on = model.get_startable_spec(now), model.list_avoided_servers(now)
-            tries = [(startable, failed_on)]
-            tries += [(startable, NO_SERVERS)] if failed_on else []
+            startable, avoided = model.get_startable_spec(now), model.list_avoided_servers(now)
+            tries = [(startable, avoided)]
+            tries += [(startable, NO_SERVERS)] if avoided else []
             tries += [(spec, NO_SERVERS)] if startable is not spec else []
             for one, avoided in tries:
                 if fits:

@@ -33,7 +33,7 @@ class GroupPhase(StrEnum):
 
 
 @dataclass(slots=True)
-class FleetWorker:
+class GroupWorker:
     """A worker process with `memory` bytes of reserved device memory. `full` is True if the full model fits into it."""
 
     launch: LaunchRank
@@ -64,7 +64,7 @@ class Group:
 
     name: str
     model: str
-    workers: list[FleetWorker]
+    workers: list[GroupWorker]
     keep: int
     batch: int
     phase: GroupPhase = GroupPhase.STARTING
@@ -97,7 +97,7 @@ class Group:
 class Deployment:
     """State of one deployed model. `number` is the number of its latest group.
 
-    `failures` counts consecutive failed starts. No group starts before `retry_at`, nor on a server in `failed_on` as long
+    `failures` counts consecutive failed starts. No group starts before `retry_at`, nor on a server in `avoided_until` as long
     as another server is suitable. `failed_ranks` maps each pipeline size that failed to start to the time until which it
     is avoided, and the reason.
     """
@@ -109,7 +109,7 @@ class Deployment:
     groups: dict[str, Group] = field(default_factory=dict)
     failures: int = 0
     retry_at: float = 0.0
-    failed_on: dict[str, float] = field(default_factory=dict)
+    avoided_until: dict[str, float] = field(default_factory=dict)
     failed_ranks: dict[int, tuple[float, str]] = field(default_factory=dict)
     error: str = ""
     retired: bool = False
@@ -156,8 +156,8 @@ class Deployment:
 
     def list_avoided_servers(self, now: float) -> frozenset[str]:
         """Return the servers on which a start failed recently, as the server may be the cause (such as a full disk)."""
-        self.failed_on = {server: until for server, until in self.failed_on.items() if now < until}
-        return frozenset(self.failed_on)
+        self.avoided_until = {server: until for server, until in self.avoided_until.items() if now < until}
+        return frozenset(self.avoided_until)
 
     def get_startable_spec(self, now: float) -> FleetModel:
         """Return the model's specification, with pipeline sizes that failed to start recently marked as unavailable."""

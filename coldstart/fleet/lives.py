@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from coldstart.fleet import events
 from coldstart.fleet.events import Action, LaunchRank, MoveStream, RejectRequest
-from coldstart.fleet.groups import Deployment, FleetWorker, Group, GroupPhase, ModelAgenda
+from coldstart.fleet.groups import Deployment, Group, GroupPhase, GroupWorker, ModelAgenda
 from coldstart.fleet.roster import Roster
 from coldstart.fleet.specification import FleetModel, FleetSettings
 
@@ -94,7 +94,7 @@ class GroupLifecycle:
         model = self.models[group.model]
         model.failures, group.phase, group.since = 0, GroupPhase.SERVING, now
         for worker in group.workers:
-            model.failed_on.pop(worker.server, None)
+            model.avoided_until.pop(worker.server, None)
         self.agenda.touch(group.model)
         self._await_idle_end(group, now)
         if model.list_replacements(group):
@@ -142,7 +142,7 @@ class GroupLifecycle:
         if left in self.groups:
             yield from self.drop_request(self.groups[left], request, now)
 
-    def end_worker(self, worker: FleetWorker, reason: str, now: float, *, own: bool) -> Iterator[Action]:
+    def end_worker(self, worker: GroupWorker, reason: str, now: float, *, own: bool) -> Iterator[Action]:
         self.roster.remove_worker(worker, now)
         self.agenda.free()
         group = self.groups.get(worker.launch.group)
@@ -150,7 +150,7 @@ class GroupLifecycle:
             return
         if own and group.phase is GroupPhase.STARTING and not group.replaces:
             until = now + self.settings.backoff_max_s
-            self.models[group.model].failed_on[worker.server] = until
+            self.models[group.model].avoided_until[worker.server] = until
         yield from self.fail(group, f"{worker.name}: {reason}", now, counts=own)
 
     def fail(self, group: Group, reason: str, now: float, *, counts: bool = True) -> Iterator[Action]:

@@ -13,7 +13,7 @@ from math import floor, inf, log
 
 from coldstart.fleet import sizing
 from coldstart.fleet.events import FoundRank, LaunchRank, SetFetchRate, StopWorker
-from coldstart.fleet.groups import Deployment, FleetWorker, Group, GroupPhase
+from coldstart.fleet.groups import Deployment, Group, GroupPhase, GroupWorker
 from coldstart.fleet.reservations import BandwidthReservations
 from coldstart.fleet.sizing import Offer, Place, Scheme, choose
 from coldstart.fleet.specification import FleetModel, FleetSettings, Overlap, ServerSpec
@@ -49,7 +49,7 @@ class Roster:
     def __init__(self, settings: FleetSettings) -> None:
         self.settings = settings
         self.servers: dict[str, FleetServer] = {}
-        self.workers: dict[str, FleetWorker] = {}
+        self.workers: dict[str, GroupWorker] = {}
         self.hops: dict[str, dict[str, float]] = {}
         self._stirred: dict[str, None] = {}
         # Index of servers. `_idle` has those without a fetch, whose offers do not depend on the time, by the rates of
@@ -190,7 +190,7 @@ class Roster:
         return group, orders
 
     def launch_beside(
-        self, rank: FleetWorker, deployment: Deployment, now: float
+        self, rank: GroupWorker, deployment: Deployment, now: float
     ) -> tuple[Group, LaunchRank]:
         """Launch a worker with the full model in part of the rank's memory. Return its group and the launch action.
 
@@ -216,8 +216,8 @@ class Roster:
         self._add(group, order, full=True)
         return group, order
 
-    def _add(self, group: Group, order: LaunchRank, *, full: bool) -> FleetWorker:
-        worker = FleetWorker(order, order.memory, full)
+    def _add(self, group: Group, order: LaunchRank, *, full: bool) -> GroupWorker:
+        worker = GroupWorker(order, order.memory, full)
         group.workers.append(worker)
         self.workers[order.worker] = worker
         return worker
@@ -259,14 +259,14 @@ class Roster:
             # Update the index now, so that no later decision must do so for all servers.
             self._update_index()
 
-    def record_fetched(self, worker: FleetWorker, now: float) -> None:
+    def record_fetched(self, worker: GroupWorker, now: float) -> None:
         self._reservations(self.servers[worker.server]).finished(worker.name, now)
 
-    def record_loaded(self, worker: FleetWorker, now: float) -> None:
+    def record_loaded(self, worker: GroupWorker, now: float) -> None:
         """Record that a worker has loaded its weights and is ready."""
         worker.ready = True
 
-    def grow_worker(self, worker: FleetWorker, memory: int) -> bool:
+    def grow_worker(self, worker: GroupWorker, memory: int) -> bool:
         """Increase a worker's reservation to `memory` bytes. Return False if its device does not have enough free memory."""
         free, more = self.servers[worker.server].free, memory - worker.memory
         if free[worker.launch.device] < more:
@@ -285,7 +285,7 @@ class Roster:
                 self._release_link(worker, now)
                 yield StopWorker(worker.name)
 
-    def remove_worker(self, worker: FleetWorker, now: float) -> None:
+    def remove_worker(self, worker: GroupWorker, now: float) -> None:
         """Release the memory and bandwidth of a worker whose process has exited."""
         if self.workers.pop(worker.name, None) is None or worker.server not in self.servers:
             return
@@ -293,7 +293,7 @@ class Roster:
         self.servers[worker.server].free[worker.launch.device] += worker.memory
         self._stale[worker.server] = None
 
-    def lose(self, server: str) -> list[FleetWorker]:
+    def lose(self, server: str) -> list[GroupWorker]:
         """Remove a lost server, and return the workers that it had."""
         self.servers.pop(server, None)
         self._stale[server] = None
@@ -305,7 +305,7 @@ class Roster:
             del self.workers[worker.name]
         return lost
 
-    def _release_link(self, worker: FleetWorker, now: float) -> None:
+    def _release_link(self, worker: GroupWorker, now: float) -> None:
         server = self.servers.get(worker.server)
         if server is not None:
             self._reservations(server).finished(worker.name, now)

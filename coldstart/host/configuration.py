@@ -44,7 +44,7 @@ from coldstart.units import format_memory
 _HINT = 'write five fields, such as "0 8 * * 1-5" for 8:00 on weekdays'
 
 
-def parse_crontab(given: object) -> str:
+def check_cron_expression(given: object) -> str:
     """Check a cron expression, and return it unchanged. Raises UsageError if it is invalid or never matches."""
     if not isinstance(given, str):
         raise UsageError(f"expected a cron expression, found {given!r}", hint=_HINT)
@@ -108,7 +108,7 @@ class ModelTable(Launch):
     tiers: tuple[Tier, ...] = ()
     pinned: bool = False
     idle_s: tables.Seconds | None = None
-    prewarm: Annotated[str, parse_crontab] | None = None
+    prewarm: Annotated[str, check_cron_expression] | None = None
 
 
 @dataclass(frozen=True, slots=True)

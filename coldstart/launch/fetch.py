@@ -131,7 +131,7 @@ def _take_preloaded(lookup: Lookup, model: ResolvedModel, own: list[str]) -> tup
         place = paths.runtime_dir() / f"preload-{digest.removeprefix('sha256:')[:16]}"
         if any(place.glob("*.sock")):
             return [], gpu_starts.build_preload_arguments(place)
-        daemon = gpu_starts.build_preload_command(
+        daemon = gpu_starts.build_preload_daemon_command(
             model.path, place, secrets.redact_arguments(lookup.vllm_args)
         )
         limit = "no vllm preload daemon has these weights", shlex.join(daemon)

@@ -68,7 +68,7 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
         tiny.remove_stale_drafts(cache.models)
         caches.remove_partial_copies(paths.compiled_dir())
         # Remove what killed materializations left.
-        scratch.remove_dead_below(cache.unfinished)
+        scratch.remove_dead_below(cache.unfinished_materializations)
     every = (*pruned.paths, *unpacked, *frozen)
     return replace(pruned, unpacked=unpacked, frozen=frozen, freed_bytes=freed, paths=every)
 

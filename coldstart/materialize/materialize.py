@@ -66,7 +66,7 @@ def _make(lookup: Lookup, options: Options, phase: Phase) -> Bundle:
 
     with phase("weights"):
         model = resolution.ensure_weights(lookup.model, offline=lookup.offline)
-    with workspace(lookup.cache.unfinished) as work:
+    with workspace(lookup.cache.unfinished_materializations) as work:
         assembly = Assembly(
             model, lookup.vllm_args, lookup.key.digest, work, phase,
             profile_s=options.profile_s, records=lookup.cache.weights,

@@ -57,7 +57,7 @@ SortKey = Callable[[FinishedRequest], float]
 
 
 @dataclass(frozen=True, slots=True)
-class QueueModel:
+class QueueSimulator:
     """Queue model of an engine. Each context token of a decoding request adds `context_s` seconds to an iteration."""
 
     profile: IterationProfile
@@ -81,7 +81,9 @@ class QueueModel:
 class Shadow:
     """Predictor that replays recently finished requests in arrival order and in deadline order."""
 
-    def __init__(self, model: QueueModel, slack_s: Callable[[int], float], *, serves_deadlines: bool) -> None:
+    def __init__(
+        self, model: QueueSimulator, slack_s: Callable[[int], float], *, serves_deadlines: bool
+    ) -> None:
         self._model, self._slack_s, self._serves_deadlines = model, slack_s, serves_deadlines
         self._requests = deque[FinishedRequest](maxlen=MAX_REQUESTS)
 
@@ -124,7 +126,7 @@ class Shadow:
 class QueueReplay:
     """State of a replay. By request, `pending` is how many tokens are left to compute, and `remaining` to generate."""
 
-    model: QueueModel
+    model: QueueSimulator
     requests: Sequence[FinishedRequest]
     key: SortKey
     now: float = 0.0

@@ -113,7 +113,7 @@ class Cache:
         return self.writable_root / "runtime"
 
     @property
-    def unfinished(self) -> Path:
+    def unfinished_materializations(self) -> Path:
         """Return the directory of unfinished materializations, one subdirectory per run."""
         return self.root / "work"
 

@@ -153,7 +153,7 @@ def find_preload_limit(given: Arguments, *, on_cpu: bool) -> Limit | None:
     return None
 
 
-def build_preload_command(model: Path, directory: Path, given: Sequence[str]) -> list[str]:
+def build_preload_daemon_command(model: Path, directory: Path, given: Sequence[str]) -> list[str]:
     """Return the command of the daemon that keeps a model's weights in GPU memory. Its sockets are in `directory`."""
     return ["vllm", "preload", "--model", str(model), "--weight-cache-socket-dir", str(directory), *given]
 

@@ -267,7 +267,7 @@ def test_draft_of_killed_build_is_removed_by_next_build(home: Path, monkeypatch:
 
 
 def test_prune_removes_work_of_killed_materialization_but_not_of_a_running_one(run: Run, home: Path) -> None:
-    work = Cache.at().unfinished
+    work = Cache.at().unfinished_materializations
     with workspace(work) as running:
         killed = work / "tmpkilled"
         killed.mkdir()

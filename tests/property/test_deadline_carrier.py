@@ -26,7 +26,7 @@ from coldstart.scheduling.settings import KEY, SchedulerSettings
 from coldstart.scheduling.shadow import MIN_REQUESTS
 from coldstart.vllm import compat
 from coldstart.vllm.scheduling import SCHEDULER_CLS, deadlines, headers, kv_transfer_config, scheduler
-from coldstart.vllm.scheduling.counters import Counters, Exporter
+from coldstart.vllm.scheduling.counters import Counters, PrometheusExporter
 from coldstart.vllm.scheduling.offload import CpuPoolWorker
 from coldstart.vllm.scheduling.virtual_engine import make_request
 
@@ -154,7 +154,7 @@ def test_settings_survive_the_command_line() -> None:
 
 
 def test_exporter_publishes_nothing_without_a_directory() -> None:
-    Exporter({}).publish(Counters(), [1, 2])
+    PrometheusExporter({}).publish(Counters(), [1, 2])
 
 
 def worker(layers: int = 2, blocks: int = 6, page: int = 64) -> tuple[CpuPoolWorker, list[torch.Tensor]]:

@@ -13,7 +13,7 @@ from coldstart.lab.engine import EngineSimulator
 from coldstart.lab.traces import TraceRequest
 from coldstart.scheduling.profile import IterationProfile
 from coldstart.scheduling.settings import STRATEGIES, SchedulerSettings
-from coldstart.scheduling.shadow import FinishedRequest, QueueModel
+from coldstart.scheduling.shadow import FinishedRequest, QueueSimulator
 from coldstart.vllm.scheduling.virtual_engine import EngineResources
 
 PROFILE = IterationProfile.create([(1, 0.01), (100, 0.02), (1000, 0.2)], [(1, 0.01), (8, 0.012)])
@@ -155,7 +155,7 @@ def test_the_queue_model_of_predictions_agrees_with_vllms_scheduler(policy: str,
     rows = [TraceRequest(n * 0.03, random.choice([20, 500]), random.randrange(1, 60)) for n in range(120)]
     simulated = [record.ttft_s for record in simulate(rows, policy, device_blocks=device, depth=1).records]
     factor = 0.0 if policy == "fcfs" else SchedulerSettings().factor
-    model = QueueModel(PROFILE, 16, 2048, device * 16, context_s=0.0)
+    model = QueueSimulator(PROFILE, 16, 2048, device * 16, context_s=0.0)
     requests = [FinishedRequest(row.arrival_s, row.prompt_tokens, 0, row.output_tokens) for row in rows]
     predicted = model.replay(
         requests, lambda one: one.arrival_s + factor * PROFILE.prefill(one.prompt)

@@ -49,7 +49,7 @@ def main(state: str, recording: str, ranks: str = "1", host: str = "127.0.0.1", 
         state=Path(state),
         address=ray or None,
         endpoint=GatewayEndpoint(host, 0, insecure=True, allow_hosts=("*",)),
-        servers="support.fleet_servers:FakeStarter",
+        server_factory="support.fleet_servers:FakeStarter",
     ).run()
 
 

@@ -56,7 +56,7 @@ class FleetUp:
     endpoint: GatewayEndpoint = field(default_factory=GatewayEndpoint)
     admin_key: str | None = None
     offline: bool = False
-    servers: str | None = None
+    server_factory: str | None = None
 
     def __post_init__(self) -> None:
         self.signals: list[int] = []
@@ -104,7 +104,7 @@ class FleetUp:
         self.http = create_server(self._app())
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
-        membership = Membership(self.control, {"offline": self.offline, "servers": self.servers})
+        membership = Membership(self.control, {"offline": self.offline, "servers": self.server_factory})
         await membership.recover()
         watched = asyncio.create_task(self._watch_ray(asyncio.create_task(membership.watch())))
         fleet = LocalFleet(self.control.facts.url, self.key, os.getpid(), address, token)

@@ -11,7 +11,7 @@ from typing import Any
 
 from coldstart.contract import fallback
 from coldstart.fleet.core import FleetCore
-from coldstart.fleet.groups import Deployment, FleetWorker, Group, GroupPhase
+from coldstart.fleet.groups import Deployment, Group, GroupPhase, GroupWorker
 from coldstart.fleet.live.workers import Workers
 from coldstart.fleet.roster import FleetServer
 from coldstart.host.live.metrics import IN_FLIGHT, REFUSED, StatusMetric
@@ -94,7 +94,7 @@ def _describe_group(group: Group, workers: Workers) -> dict[str, Any]:
     }
 
 
-def _describe_worker(worker: FleetWorker, workers: Workers) -> dict[str, Any]:
+def _describe_worker(worker: GroupWorker, workers: Workers) -> dict[str, Any]:
     process = workers.processes.get(worker.name)
     fetched = process.fetched if process else None
     return {

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from coldstart.errors import UsageError
-from coldstart.host.policies.iam import IAM
+from coldstart.host.policies.iam import ImportancePolicy
 from coldstart.host.policies.predictive import Predictive
 from coldstart.host.policies.protocol import LRU, Costs, ModelCost, Policy
 
@@ -11,7 +11,7 @@ __all__ = ["POLICIES", "Costs", "ModelCost", "Policy", "create_policy"]
 
 POLICIES: dict[str, Callable[[Costs, int], Policy]] = {
     "lru": LRU,
-    "iam": IAM,
+    "iam": ImportancePolicy,
     "predictive": Predictive,
 }
 

@@ -29,7 +29,7 @@ Entry = tuple[float, int, str]
 """Rank, order of entry, model."""
 
 
-class IAM:
+class ImportancePolicy:
     """Eviction policy that evicts the least important models first (mCache, Algorithm 1)."""
 
     def __init__(self, costs: Costs, capacity: int, bias: float = 1.0) -> None:

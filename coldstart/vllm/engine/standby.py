@@ -287,7 +287,7 @@ async def _reside(plan: LaunchPlan, level: str, listening: Path, acknowledge: in
     # Each server builds its own application; this one only imports the modules.
     async with server.start_engine(args, plan, EarlyApplication()) as engine:
         gc.enable()
-        backend = backend or await sleep.bind_models(engine, str(args.model))
+        backend = backend or await sleep.manage_worker_weights(engine, str(args.model))
         await engine.sleep(SLEEP_LEVELS[level])
         parked = await ParkedEngine.create(engine) if level == PARKED else None
         listening.with_name(fingerprint.MODULES).write_text(json.dumps(fingerprint.list_imported_files()))

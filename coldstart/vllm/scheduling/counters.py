@@ -36,7 +36,7 @@ class Counters:
     loading_seconds: float = 0.0
 
 
-class Exporter:
+class PrometheusExporter:
     """Publisher of counters and queue lengths to Prometheus. It does nothing if no multiprocess directory is set."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:

@@ -19,7 +19,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from coldstart.scheduling.classes import Classes
 from coldstart.scheduling.settings import DEADLINE, FCFS, SchedulerSettings
-from coldstart.scheduling.shadow import FinishedRequest, Prediction, QueueModel, Shadow
+from coldstart.scheduling.shadow import FinishedRequest, Prediction, QueueSimulator, Shadow
 from coldstart.vllm.scheduling.headers import HEADERS
 
 MAX_CPU_SHARE = 0.01
@@ -59,7 +59,7 @@ class ShadowLogger(StatLoggerBase):
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
         settings = SchedulerSettings.read(vllm_config.additional_config)
         limits = vllm_config.scheduler_config
-        model = QueueModel(
+        model = QueueSimulator(
             settings.iteration_profile(),
             limits.max_num_active_seqs or limits.max_num_seqs,
             limits.max_num_batched_tokens,

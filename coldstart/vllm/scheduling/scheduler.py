@@ -29,7 +29,7 @@ from coldstart.scheduling.mlfq import SkipJoinMlfq
 from coldstart.scheduling.settings import SchedulerSettings
 from coldstart.vllm import compat
 from coldstart.vllm.scheduling import CONNECTOR
-from coldstart.vllm.scheduling.counters import Counters, Exporter
+from coldstart.vllm.scheduling.counters import Counters, PrometheusExporter
 from coldstart.vllm.scheduling.placement import Placement
 from coldstart.vllm.scheduling.queue import PickedQueue, SlotHolders
 from coldstart.vllm.scheduling.view import (
@@ -91,7 +91,7 @@ class PolicyScheduler(AsyncScheduler):
         self.kv_holding_waiting = self.picked_holding = PickedQueue()
         self.jobs: dict[str, Job] = {}
         self.started = SlotHolders()
-        self.counters, self.exporter = Counters(), Exporter()
+        self.counters, self.exporter = Counters(), PrometheusExporter()
         self.view = EngineView(self)
         self.placement = Placement(
             self.view, self.ranking, self.jobs, self.settings, keeps_kv=self.connector is not None

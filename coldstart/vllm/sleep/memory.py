@@ -121,14 +121,14 @@ class Arena:
         """Protect the arena from eviction during the `with` block. Yield the reason if it was already evicted, else None."""
         fcntl.flock(self._descriptor, fcntl.LOCK_SH)
         try:
-            reason = self.get_eviction_reason()
+            reason = self.explain_eviction()
             if reason is None:
                 _set_used_now(self._record)
             yield reason
         finally:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
-    def get_eviction_reason(self) -> str | None:
+    def explain_eviction(self) -> str | None:
         """Return the reason why the arena was evicted, or None if it was not."""
         try:
             return str(json.loads(self._record.read_text())["reason"]) or None

@@ -11,7 +11,7 @@ from support.client_key_files import write_clients
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError
 from coldstart.host import configuration
-from coldstart.host.configuration import find_next_moment, load, parse, parse_crontab
+from coldstart.host.configuration import check_cron_expression, find_next_moment, load, parse
 from coldstart.host.endpoint import ClientKeys, GatewayEndpoint
 from coldstart.host.launches import Catalogue, Destination, Launch
 
@@ -221,7 +221,7 @@ def test_moment_is_ahead_within_the_repeated_hour() -> None:
 )  # fmt: skip
 def test_invalid_expression_is_refused_with_a_hint(given: object) -> None:
     with pytest.raises(UsageError, match="cron expression") as caught:
-        parse_crontab(given)
+        check_cron_expression(given)
     assert "0 8 * * 1-5" in (caught.value.hint or "") and len(caught.value.message) < 300
 
 

@@ -13,7 +13,7 @@ from benchmarks.host.baselines import ShadowCache
 from coldstart.host.core import Core
 from coldstart.host.events import ModelReady, RequestArrived, RequestEnded, ServerOutdated, TierChanged
 from coldstart.host.policies import POLICIES, ModelCost, Policy
-from coldstart.host.policies.iam import IAM, REBUILD_S, UPDATE_S
+from coldstart.host.policies.iam import REBUILD_S, UPDATE_S, ImportancePolicy
 from coldstart.host.policies.predictive import Predictive, find_cheapest_victims
 from coldstart.host.specification import HostSettings, ModelSpec
 from coldstart.lab.host import simulate
@@ -22,7 +22,7 @@ from coldstart.lab.records import ModelRequest
 
 def test_iam_evicts_by_the_queue_until_its_shadow_is_ready() -> None:
     costs = {"often": ModelCost(1, 1.0), "rare": ModelCost(1, 1.0)}
-    policy = IAM(costs, 2)
+    policy = ImportancePolicy(costs, 2)
     for model in costs:
         policy.record_request(model, 0.0, False)
         policy.record_load(model, 0.0)
@@ -38,7 +38,7 @@ def test_iam_evicts_by_the_queue_until_its_shadow_is_ready() -> None:
 
 def test_iam_takes_a_model_loaded_during_a_rebuild_last() -> None:
     costs = {"queued": ModelCost(1, 9.0), "late": ModelCost(1, 1.0)}
-    policy = IAM(costs, 2)
+    policy = ImportancePolicy(costs, 2)
     policy.record_request("queued", 0.0, False)
     policy.record_load("queued", 0.0)
     policy.record_request("queued", REBUILD_S, True)
@@ -51,7 +51,7 @@ def test_iam_takes_a_model_loaded_during_a_rebuild_last() -> None:
 def test_iam_ranks_a_model_at_its_request_before_the_evictions_for_it() -> None:
     """Algorithm 1, lines 3 and 18: the evicted model counts in the rank of the model that it makes room for."""
     costs = {"low": ModelCost(1, 1.0), "same": ModelCost(1, 2.0), "new": ModelCost(1, 2.0)}
-    policy = IAM(costs, 2)
+    policy = ImportancePolicy(costs, 2)
     for model in ("same", "low"):
         policy.record_request(model, 0.0, False)
         policy.record_load(model, 0.0)
@@ -63,7 +63,7 @@ def test_iam_ranks_a_model_at_its_request_before_the_evictions_for_it() -> None:
 
 def test_iam_order_is_that_of_equation_1() -> None:
     costs = {"dear": ModelCost(1, 9.0), "cheap": ModelCost(1, 1.0), "large": ModelCost(30, 9.0)}
-    policy = IAM(costs, 32)
+    policy = ImportancePolicy(costs, 32)
     for time in range(0, 200, 10):
         for model in costs:
             policy.record_request(model, float(time), time > 0)

@@ -214,7 +214,7 @@ def test_snapshot_directory_stays_in_use(tmp_path: Path, home: Path, monkeypatch
 
     def frozen(plan: LaunchPlan, images: Path, timeout_s: float) -> None:
         (images / "pages-1.img").write_bytes(b"pages")
-        with workspace(cache.unfinished):
+        with workspace(cache.unfinished_materializations):
             assert (images / "pages-1.img").read_bytes() == b"pages"
 
     monkeypatch.setattr(materialize.process_snapshot, "freeze", frozen)
@@ -229,7 +229,7 @@ def test_snapshot_directory_stays_in_use(tmp_path: Path, home: Path, monkeypatch
     image = runtime_image.choose_engine_image_directory(cache.runtimes, bundle.digest)
     assert runtime_image.explain_unreadable(image) is None and image.stat().st_mode & 0o077 == 0
     assert {file.name: file.stat().st_mode & 0o777 for file in image.iterdir()} == {"pages-1.img": 0o600}
-    assert [left for left in cache.unfinished.iterdir() if left.is_dir()] == []
+    assert [left for left in cache.unfinished_materializations.iterdir() if left.is_dir()] == []
     assert pruning.prune(cache, [bundle.name]).frozen == (image,)
     assert not materialize.has_snapshot(lookup, bundle)
 

@@ -15,7 +15,7 @@ from coldstart.scheduling.classes import Classes
 from coldstart.scheduling.deadline import MAX_CLIENT_PRIORITY, Deadlines
 from coldstart.scheduling.profile import Curve, IterationProfile, ProfileError
 from coldstart.scheduling.profiling import Profiler
-from coldstart.scheduling.shadow import MAX_REQUESTS, MIN_REQUESTS, FinishedRequest, QueueModel, Shadow
+from coldstart.scheduling.shadow import MAX_REQUESTS, MIN_REQUESTS, FinishedRequest, QueueSimulator, Shadow
 
 PROFILE = IterationProfile.create([(1, 0.01), (100, 0.02), (1000, 0.2)], [(1, 0.01)])
 NOW = 1_800_000_000.0
@@ -133,7 +133,7 @@ def test_every_request_is_served_when_memory_and_budget_are_small(
     rows: list[tuple[float, int, float, int]], batch: int, kv_tokens: int, budget: int
 ) -> None:
     requests = arrive(rows)
-    done = QueueModel(LINEAR, batch, budget, kv_tokens).replay(requests, lambda one: one.arrival_s)
+    done = QueueSimulator(LINEAR, batch, budget, kv_tokens).replay(requests, lambda one: one.arrival_s)
     for one, ttft_s, latency_s in zip(requests, *done, strict=True):
         alone_s = LINEAR.prefill(min(budget, max(1, one.prompt - one.cached)))
         assert alone_s * 0.999 <= ttft_s <= latency_s < float("inf")
@@ -141,7 +141,7 @@ def test_every_request_is_served_when_memory_and_budget_are_small(
 
 
 def test_a_prompt_is_served_alone_by_hand() -> None:
-    model = QueueModel(LINEAR, 1, 2048, 9999, context_s=0.0)
+    model = QueueSimulator(LINEAR, 1, 2048, 9999, context_s=0.0)
     done = model.replay(
         [FinishedRequest(1.0, 1000, 0, 3), FinishedRequest(1.0, 1000, 900, 1)], lambda one: one.arrival_s
     )
@@ -157,7 +157,7 @@ def traffic(count: int) -> list[FinishedRequest]:
 
 
 def test_the_other_order_is_predicted_from_the_latest_requests() -> None:
-    model = QueueModel(LINEAR, 4, 2048, 4000)
+    model = QueueSimulator(LINEAR, 4, 2048, 4000)
     fcfs, deadline = (
         Shadow(model, lambda tokens: 64 * LINEAR.prefill(tokens), serves_deadlines=own)
         for own in (False, True)

@@ -99,7 +99,9 @@ def _lines() -> dict[str, list[str]]:
     return create | {
         "no commit": ["snapshot", "create", REPOSITORY, "--snapshot-dir", "/s"],
         "restore": gpu_starts.build_restore_command(Path("/s"), "127.0.0.1", 9)[3:],
-        "preload": gpu_starts.build_preload_command(Path("/m"), Path("/d"), ["--max-model-len", "1k"])[1:],
+        "preload": gpu_starts.build_preload_daemon_command(Path("/m"), Path("/d"), ["--max-model-len", "1k"])[
+            1:
+        ],
     }
 
 

@@ -26,7 +26,7 @@ ctypes.memset(arena.address, 7, arena.size)
 arena.call_on_eviction(lambda: print("released", flush=True))
 print("filled", flush=True)
 sys.stdin.readline()
-print(arena.get_eviction_reason(), flush=True)
+print(arena.explain_eviction(), flush=True)
 sys.stdin.readline()
 """
 
@@ -49,7 +49,7 @@ def test_arena_evicts_the_least_recently_used_with_a_reason(tmp_path: Path) -> N
     third = arenas.create_arena("third", SIZE)
     with second.protect() as reason:
         assert reason == "another model needed the memory: 1.0 MiB for third"
-    assert first.get_eviction_reason() is None and ctypes.string_at(first.address, 2) == b"\1\1"
+    assert first.explain_eviction() is None and ctypes.string_at(first.address, 2) == b"\1\1"
     for arena in (first, second, third):
         arena.close()
     assert [one.name for one in tmp_path.iterdir()] == ["lock"]
@@ -69,7 +69,7 @@ def test_arena_above_the_limit_evicts_nothing(tmp_path: Path) -> None:
     first = arenas.create_arena("first", SIZE)
     with pytest.raises(ArenaSpaceError, match="COLDSTART_SLEEP_MEMORY_BYTES"):
         arenas.create_arena("large", 2 * SIZE)
-    assert first.get_eviction_reason() is None
+    assert first.explain_eviction() is None
 
 
 def _start(directory: Path) -> subprocess.Popen[str]:
