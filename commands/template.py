@@ -47,7 +47,7 @@ def start(
     common.out.print_success("Started a template", then=common.format_command("serve", model, "--mode", mode))
 
 
-@app.command(help="Save the imported runtime with CRIU. Starts of any model can restore it.")
+@app.command(help="Save the imported runtime with CRIU. Any model can start from it.")
 @declare()
 def freeze(
     common: Common,

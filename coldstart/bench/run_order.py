@@ -1,7 +1,7 @@
 """Benchmark options: the start modes to measure, and the order of their runs.
 
 Every round runs each mode once, so that slow periods of the machine affect all modes alike. The order rotates, so that no
-mode always runs after the same other mode, whose use of the page cache and heat would affect it.
+mode always runs after the same other mode, which affects it by the page cache and the heat that it leaves behind.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ def describe_other_runtime_dir() -> str | None:
 
 
 def frozen_dir() -> Path:
-    """Return this user's directory of the files that process snapshots map. Its path is the same on every machine.
+    """Return this user's directory of files that are mapped by process snapshots. Its path is the same on every machine.
 
     A frozen process refers to its files by absolute path, so the path depends on neither HOME nor the cache root. Raises
     UsageError if another user owns the directory.

@@ -230,9 +230,9 @@ class FleetControl(Front[FleetTicket]):
     # Operators
 
     def deploy(self, deployment: ModelDeployment) -> None:
-        """Deploy a model, or change its launch or limits.
+        """Deploy a model, or change its launch arguments or limits.
 
-        Servers started with other arguments stop after their running requests.
+        Servers that were started with other arguments stop once their running requests have finished.
 
         Raises:
             UsageError: Another model already uses the name.

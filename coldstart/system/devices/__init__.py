@@ -1,1 +1,1 @@
-"""Processor and GPUs, read without torch."""
+"""Properties of the processor and the GPUs, found without importing torch."""

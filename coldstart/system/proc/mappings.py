@@ -26,7 +26,7 @@ class Region(NamedTuple):
 
 
 def find_complete_pages(address: int, size: int) -> Region:
-    """Return the pages that lie completely in a range, or none if it is shorter than two pages."""
+    """Return the pages that lie completely within a range. The result is empty if the range contains no complete page."""
     start = -(-address // PAGE) * PAGE
     return Region(start, max(0, (address + size) // PAGE * PAGE - start))
 

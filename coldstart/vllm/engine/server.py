@@ -350,7 +350,7 @@ def run_headless(args: Namespace, plan: LaunchPlan) -> int:
 
 
 def fork_workers(command: Any) -> None:
-    """Make `run_headless` of vLLM's module `command` fork its workers, although its configuration forces "spawn" on the CPU."""
+    """Make `command.run_headless` fork its workers, although vLLM forces "spawn" on the CPU. `command` is vLLM's module."""
     executor = command.MultiprocExecutor
 
     def start(*arguments: Any, **keywords: Any) -> Any:

@@ -98,7 +98,7 @@ class EngineView:
         return State.HOST if status is PREEMPTED else State.NEW
 
     def can_proceed(self, request: Request) -> bool:
-        """Return whether the request has a slot and no step in flight computes its last token."""
+        """Return whether the request runs, and its next step needs no token that a step in flight still computes."""
         runs = request.status is RUNNING
         return runs and not is_last_token_in_flight(request) and not self._in_flight(request)
 

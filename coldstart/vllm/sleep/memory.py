@@ -197,11 +197,15 @@ class ArenaPool:
                     used -= record.size
             if used + size > self.capacity:
                 limit = f"{format_memory(used)} of {format_memory(self.capacity)} are in use"
-                raise ArenaSpaceError(f"no host memory for {wanted}: {limit}; set {SLEEP_MEMORY_BYTES}")
+                raise ArenaSpaceError(
+                    f"not enough host memory to reserve {wanted}: {limit}; increase {SLEEP_MEMORY_BYTES}"
+                )
             try:
                 return Arena(self.directory, model, size)
             except OSError as error:
-                raise ArenaSpaceError(f"no host memory for {wanted}: {error.strerror or error}") from error
+                raise ArenaSpaceError(
+                    f"cannot reserve host memory of {wanted}: {error.strerror or error}"
+                ) from error
 
     def _read(self) -> Iterator[tuple[Path, _Record]]:
         """Yield the arenas of running processes, and remove the records of processes that have ended."""

@@ -152,7 +152,7 @@ class SharedRegion:
             offset, data = offset + written, data[written:]
 
     def allocate(self, checks: Iterable[Check]) -> None:
-        """Allocate the pages of these checks in the background."""
+        """Start to allocate the pages of the byte ranges that `checks` cover, in a background thread."""
         spans = [(check.file.base + check.start, check.end - check.start) for check in checks]
         threading.Thread(target=self._allocate, args=(spans,), name="allocator", daemon=True).start()
 
