@@ -1,5 +1,7 @@
 """Representation: round trip, every altered byte."""
 
+from __future__ import annotations  # executed sources of torch inherit this
+
 import inspect
 import json
 import shutil
