@@ -210,8 +210,10 @@ def test_serve_refuses_an_invalid_option_before_it_looks_at_the_model(
 
 
 @pytest.fixture
-def bundles(home: Path, tmp_path: Path) -> list[Bundle]:
+def bundles(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Bundle]:
     """Two versions of one key in the default store."""
+    # All processes of this user share the real directory, and may write to it at any time.
+    monkeypatch.setattr(paths, "frozen_dir", lambda: home / "frozen")
     store = BundleStore(Cache.at().bundles)
     return [publish(store, tmp_path / "scratch", blocks=blocks) for blocks in (1, 2)]
 
