@@ -104,8 +104,9 @@ def claim(result: Row) -> str:
     ours = [seconds for mode, seconds in first.items() if not mode.startswith("vllm")]
     return (
         f"**coldstart starts vLLM from work that was done ahead of time. On {result['machine']['cores']} CPU cores, the first"
-        f" token of a small model comes after {starts.format_seconds(min(ours))} to"
-        f" {starts.format_seconds(max(ours))} s instead of {starts.format_seconds(first['vllm-warm'])} s. On a GPU, it saves"
+        f" token of a small model comes {starts.format_seconds(min(ours))} s after the start if a prepared process is"
+        f" running, and at most {starts.format_seconds(max(ours))} s if none is, instead of"
+        f" {starts.format_seconds(first['vllm-warm'])} s with plain vLLM and warm caches. On a GPU, it saves"
         " compilation and memory profiling; how many seconds that is has not been measured yet.**"
     )
 
