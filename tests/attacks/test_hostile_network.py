@@ -312,11 +312,16 @@ def test_pull_limits_the_number_of_signatures(tmp_path: Path) -> None:
 _MEMORY = {"COLDSTART_PREFETCH_MEMORY_BYTES": 256 << 20}
 
 
-def _send_a_byte_per_second(connection: socket.socket, asked: Asked) -> None:
+def _send_head(connection: socket.socket, asked: Asked, begin: str = "") -> None:
+    """Send the head of a complete response to a range request, and the beginning of its body."""
     first, last = asked.headers["range"].removeprefix("bytes=").split("-")
-    total = int(last) + 1
-    head = f"HTTP/1.1 206 Partial\r\nContent-Length: {total - int(first)}\r\nContent-Range: bytes {first}-{last}/*\r\n\r\n"
-    connection.sendall(head.encode())
+    size = int(last) + 1 - int(first)
+    head = f"HTTP/1.1 206 Partial\r\nContent-Length: {size}\r\nContent-Range: bytes {first}-{last}/*\r\n\r\n"
+    connection.sendall((head + begin).encode())
+
+
+def _send_a_byte_per_second(connection: socket.socket, asked: Asked) -> None:
+    _send_head(connection, asked)
     dribble(connection, b"x", 1.0)
 
 
@@ -340,10 +345,7 @@ def test_fetch_fails_when_each_connection_sends_one_byte(tmp_path: Path) -> None
     """Each connection makes progress of a single byte."""
 
     def behave(connection: socket.socket, asked: Asked) -> None:
-        first, last = asked.headers["range"].removeprefix("bytes=").split("-")
-        size = int(last) + 1 - int(first)
-        head = f"HTTP/1.1 206 P\r\nContent-Length: {size}\r\nContent-Range: bytes {first}-{last}/*\r\n\r\nx"
-        connection.sendall(head.encode())
+        _send_head(connection, asked, "x")
         connection.shutdown(socket.SHUT_RDWR)
 
     plan = checkpoint(tmp_path / "w")

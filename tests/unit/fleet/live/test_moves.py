@@ -59,6 +59,17 @@ async def _pipeline(stage: FleetStage) -> tuple[list[Any], Any]:
     return ranks, beside
 
 
+async def _stay(stage: FleetStage, pieces: int) -> tuple[list[Any], asyncio.Task[list[bytes]]]:
+    """Start a stream that cannot move, and wait until its pipeline is to leave; return the ranks and the stream."""
+    ranks, beside = await _pipeline(stage)
+    # A stream in another format than vLLM's cannot be resumed.
+    stays = asyncio.create_task(stage.events("a", "s", pieces=pieces, pause_s=0.02))
+    await wait_until(lambda: ranks[0].asked)
+    beside.gate.set()
+    await wait_until(lambda: stage.rig.groups("leaving") == ["a#1"])
+    return ranks, stays
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("usage", [False, True])
@@ -128,12 +139,7 @@ async def test_stream_without_tokens_moves(tmp_path: Path) -> None:
 
 async def test_unmovable_stream_ends_in_the_pipeline(tmp_path: Path) -> None:
     async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
-        ranks, beside = await _pipeline(stage)
-        # A stream in another format than vLLM's cannot be resumed.
-        stays = asyncio.create_task(stage.events("a", "s", pieces=30, pause_s=0.02))
-        await wait_until(lambda: ranks[0].asked)
-        beside.gate.set()
-        await wait_until(lambda: stage.rig.groups("leaving") == ["a#1"])
+        ranks, stays = await _stay(stage, 30)
         assert stage.rig.groups() == ["a#2"]
         lines = await stays
         assert len([one for one in lines if b"number" in one]) == 30 and lines[-1] == b"data: [DONE]"
@@ -188,11 +194,7 @@ async def test_stream_refused_by_the_worker_continues_here(tmp_path: Path, fault
 
 async def test_a_rank_that_dies_while_the_whole_model_serves_takes_only_the_pipeline(tmp_path: Path) -> None:
     async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
-        ranks, beside = await _pipeline(stage)
-        stays = asyncio.create_task(stage.events("a", "s", pieces=50_000, pause_s=0.02))
-        await wait_until(lambda: ranks[0].asked)
-        beside.gate.set()
-        await wait_until(lambda: stage.rig.groups("leaving") == ["a#1"])
+        ranks, stays = await _stay(stage, 50_000)
         ranks[0].over.set()
         assert b"disconnected" in (await stays)[-1]
         await wait_until(lambda: all(rank.ended.done() for rank in ranks))
