@@ -133,10 +133,7 @@ class FleetCore:
             self._agenda.touch(name)
 
     def _process_timers(self, now: float) -> Iterator[Action]:
-        for request in self._agenda.list_expired(now):
-            known = self._agenda.forget(request)
-            reason = f"model {known.model} did not become ready within {now - known.since:.0f} s"
-            yield RejectRequest(request, 504, reason)
+        yield from self._agenda.reject_expired(now)
         for kind, name in self._agenda.due(now):
             if kind == IDLE and name in self.groups:
                 yield from self._lifecycle.stop_idle(self.groups[name], now)
@@ -195,9 +192,9 @@ class FleetCore:
             scheme = None
             # A server on which a start failed is tried again only if no other server has memory or can free
             # some. A pipeline size that failed is tried again only if nothing else fits.
-            startable, avoided = model.get_startable_spec(now), model.list_avoided_servers(now)
-            tries = [(startable, avoided)]
-            tries += [(startable, NO_SERVERS)] if avoided else []
+            startable, failed = model.get_startable_spec(now), model.list_avoided_servers(now)
+            tries = [(startable, failed)]
+            tries += [(startable, NO_SERVERS)] if failed else []
             tries += [(spec, NO_SERVERS)] if startable is not spec else []
             for one, avoided in tries:
                 if fits:

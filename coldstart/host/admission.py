@@ -106,11 +106,6 @@ def shorten_error(error: str) -> str:
     )
 
 
-def reject_expired(request: str, known: TrackedRequest, now: float) -> RejectRequest:
-    reason = f"model {known.model} did not become ready within {now - known.since:.0f} s"
-    return RejectRequest(request, 504, reason)
-
-
 def reject_without_memory(residents: Residents, agenda: Agenda, request: str, model: Model) -> RejectRequest:
     reason = f"no memory for model {model.spec.name}: all other models are in use or pinned"
     return RejectRequest(request, 503, reason, _estimate_wait_s(residents, agenda, model))

@@ -13,6 +13,8 @@ from itertools import takewhile
 from math import inf
 from typing import Protocol
 
+from coldstart.host.events import RejectRequest
+
 
 class Queue(Protocol):
     """A model whose field `waiting` maps the requests that wait for it to the times of their arrival."""
@@ -85,9 +87,12 @@ class Agenda:
             first.setdefault(known.model, known)
         return list(first.values())
 
-    def list_expired(self, now: float) -> list[str]:
-        """Return the requests that have waited for `hold_s` seconds."""
-        return list(takewhile(lambda name: now >= self.waiting[name] + self.hold_s, self.waiting))
+    def reject_expired(self, now: float) -> Iterator[RejectRequest]:
+        """Remove and reject the requests that have waited for `hold_s` seconds."""
+        for request in list(takewhile(lambda name: now >= self.waiting[name] + self.hold_s, self.waiting)):
+            known = self.forget(request)
+            reason = f"model {known.model} did not become ready within {now - known.since:.0f} s"
+            yield RejectRequest(request, 504, reason)
 
     def plan(self, time: float, kind: str, name: str) -> None:
         """Add a timer of `kind` for the group or model `name`, due at `time`."""

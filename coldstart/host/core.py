@@ -146,8 +146,7 @@ class Core:
         return requests
 
     def _advance(self, now: float) -> Iterator[Action]:
-        for request in self.agenda.list_expired(now):
-            yield admission.reject_expired(request, self.agenda.forget(request), now)
+        yield from self.agenda.reject_expired(now)
         # Dispatch first: a model with pending requests is not idle.
         yield from self._dispatch_requests()
         due = [name for _, name in self.agenda.due(now)]
