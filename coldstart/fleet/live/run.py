@@ -42,8 +42,8 @@ class FleetUp:
     """One run of `fleet up`. `announce` is called with the address and keys of the fleet once the gateway listens.
 
     `address` is the address of Ray. If it is None, Ray is started on this machine, with labels that describe `server`.
-    `state` is the path of the state file. In tests, `servers` replaces the factory of model servers and is written as
-    `module:function`.
+    `state` is the path of the state file. In tests, `server_factory` replaces the factory of model servers and is
+    written as `module:function`.
     """
 
     cache: Cache

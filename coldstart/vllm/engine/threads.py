@@ -15,7 +15,8 @@ set_num_threads = torch.set_num_threads
 def use_serving_threads(config: VllmConfig, rank: int | None = None) -> None:
     """Set torch's number of OpenMP threads to the number that vLLM's own worker uses on this machine.
 
-    A worker process with the local rank `rank` is also bound to the CPUs that vLLM assigns to that rank.
+    If that changes the number, a worker process with the local rank `rank` is also bound to the CPUs of that rank. A process
+    that already has this number is taken for one that vLLM spawned with these settings.
     """
     manager = OMPProcessManager(config)
     if manager.skip_setup:
