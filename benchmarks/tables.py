@@ -14,6 +14,7 @@ from operator import itemgetter
 from typing import Any
 
 from benchmarks.common import ROOT, load
+from benchmarks.gpu import predict
 from benchmarks.start import chart
 from coldstart.bench import starts
 
@@ -75,22 +76,22 @@ GAP_S, GAP_95_S, CPU_RATIO, FAULTS = 0.15, 0.3, 0.1, 200
 START_MODES = """\
 | Mode | What starts | CPU | GPU | Needs | First token (two CPU cores) |
 |---|---|---|---|---|---|
-| `standby` | a sleeping engine wakes up | no | yes, predicted |\
+| `standby` | a sleeping engine wakes up | no | yes, predicted {7B standby} |\
  `coldstart template start MODEL --level asleep-1` | {standby} |
-| `parked` | a sleeping engine returns to its GPU and wakes up | no | yes, predicted |\
+| `parked` | a sleeping engine returns to its GPU and wakes up | no | yes, predicted {7B parked} |\
  `coldstart template start MODEL --level parked` | {parked} |
 | `template-engine` | a fork of a process that has built the engine | yes | no: CUDA does not survive `fork()` |\
  `coldstart template start MODEL` | {template-engine} |
 | `snapshot` | CRIU restores a built engine | yes | on request, by `vllm snapshot`, not run |\
  root, CRIU, `coldstart materialize MODEL --snapshot` | {snapshot} |
-| `template-runtime` | a fork of a process that has imported torch and vLLM | yes | yes, predicted |\
+| `template-runtime` | a fork of a process that has imported torch and vLLM | yes | yes, predicted {7B template-runtime} |\
  `coldstart template start MODEL --level runtime` | {template-runtime} |
 | `runtime-snapshot` | CRIU restores a process with these imports | yes | no |\
  root, CRIU, `coldstart template freeze` | {runtime-snapshot} |
-| `fresh` | a new process with the bundle's compiled code | yes | yes, predicted | a bundle | {fresh} |
+| `fresh` | a new process with the bundle's compiled code | yes | yes, predicted {7B fresh} | a bundle | {fresh} |
 | plain vLLM | a new process, vLLM's own caches warm | yes |\
- yes, [one start](docs/how-to/gpu.md#what-was-measured) |  | {vllm-warm} |
-| plain vLLM | a new process, empty caches | yes | yes, predicted |  | {vllm-cold} |"""
+ yes, predicted {7B plain}, [measured {H200 plain}](docs/how-to/gpu.md#what-was-measured) |  | {vllm-warm} |
+| plain vLLM | a new process, empty caches | yes | yes |  | {vllm-cold} |"""
 
 
 def list_measured(result: Row) -> list[tuple[str, Row]]:
@@ -114,6 +115,10 @@ def claim(result: Row) -> str:
 def compare_modes(result: Row) -> str:
     """Return the table of the start modes, with the measured time of each that has one."""
     shown = defaultdict(lambda: "cannot run on a CPU")
+    for mode, terms in predict.predict(predict.MODELS["7B"]).items():
+        shown[f"7B {mode}"] = predict.add_up(terms)
+    for mode, seconds in predict.find_measured().items():
+        shown[f"H200 {mode}"] = f"{seconds[0]:.1f} s"
     for mode, row in list_measured(result):
         least, median, most = (
             starts.format_seconds(row["first_token_s"][name]) for name in ("min", "median", "max")
@@ -309,6 +314,7 @@ COMMANDS = (
 PARTS = [
     Part("README.md", "claim", COLD, (claim,)),
     Part("README.md", "modes", COLD, (compare_modes,)),
+    Part("docs/how-to/gpu.md", "predicted", COLD, (lambda _: predict.tabulate(),)),
     Part("README.md", "memory", COLD, (compare_memory,)),
     show_commands("README.md", "transcript", "up", "up-request", "down"),
     *(

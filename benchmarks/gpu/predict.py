@@ -1,7 +1,7 @@
-"""Predicted seconds to the first token of a 7B model on one H100, by start mode, with the source of each term.
+"""Predicted seconds to the first token on H100s, by start mode and model, with the source of each term.
 
 A prediction is the sum of its terms, so a measured start can refute each of them alone. Figures of `gpu/plan` stand beside the
-sums. They come from another GPU (H200), so a difference is a question and no error of a few percent.
+sums. They come from another GPU (H200) and a 7B shape, so a difference is a question and no error of a few percent.
 
 Run: python -m benchmarks gpu/predict
 Time: 1 s
@@ -14,9 +14,18 @@ from typing import Any, NamedTuple
 
 from benchmarks.common import load
 
-WEIGHTS_GB = 13.5
 H100, SMALL = "gpu/engine-llama2-7b-h100.json", "gpu/engine-qwen2-0.5b-all-sizes-h200.json"
-CHECKPOINT, ASSUMED = "gpu/checkpoint-h200", "assumed"
+CHECKPOINT, FORK, ASSUMED = "gpu/checkpoint-h200", "gpu/plan-fork-h200.json, H200", "assumed"
+PARALLEL = f"{ASSUMED}: 9 to 12 processes import in 19.6 to 22.6 s at once (parallel_imports_s in {H100})"
+LAYERS = f"{ASSUMED}: in proportion to the layers,"
+
+
+class Model(NamedTuple):
+    """What decides the times of a model: gigabytes of weights on each GPU, decoder layers, and GPUs (ranks)."""
+
+    weights_gb: float
+    layers: int
+    ranks: int = 1
 
 
 class Term(NamedTuple):
@@ -25,6 +34,14 @@ class Term(NamedTuple):
     step: str
     seconds: float
     source: str
+
+
+MODELS = {
+    "0.5B": Model(0.99, 24),
+    "7B": Model(13.5, 32),
+    "8B": Model(16.1, 32),
+    "70B TP 8": Model(17.6, 80, ranks=8),
+}
 
 
 def fit_restore(held_gib: float) -> Term:
@@ -38,31 +55,49 @@ def fit_restore(held_gib: float) -> Term:
     return Term("restore the device", seconds, source)
 
 
-RESTORED = (
-    Term("worker's imports, device and model", 1.2, f"{ASSUMED}: {H100}'s without collections"),
-    LOAD := Term("load the weights", WEIGHTS_GB / 4.8, f"{ASSUMED}: 4.8 GB/s"),
-    PLANNED := Term("load compiled code, memory from the plan", 1.5, ASSUMED),
-    CAPTURE := Term("capture all graphs", 4.4, f"{ASSUMED}: 102 graphs, of which 35 take 2.1 s in {H100}"),
-    Term("other work, first token", 0.5, ASSUMED),
-)
-IMPORT = Term("import vLLM", 11.4, f"{SMALL}, {H100}: import_s")
-BUILD = Term("device and model", 2.9, f"{SMALL}, {H100}: init_device_s, load_model_s of random weights")
-REST = (Term("warm up kernels", 1.5, ASSUMED), Term("application, first token", 2.0, ASSUMED))
-AGAIN = Term("import vLLM again in the spawned engine", 10.5, f"{ASSUMED}: the import once more")
-PROFILE = Term("profile the memory, load compiled code", 7.5, "gpu/plan-logs-h200.txt")
-FULL_ONLY = Term("capture FULL graphs only", 2.1, f"{SMALL}, {H100}: capture_s")
-UNCOLLECTED = Term("import vLLM, collector off", 9.0, f"{ASSUMED}: 2 s of {H100}'s import are collections")
-FORK = Term("fork, open a context", 0.36, "gpu/plan-fork-h200.json, H200")
-WAKE = Term("wake the weights", WEIGHTS_GB / 23.0, "llm-d on vLLM's sleep mode: 64 GiB in 3 s")
-CHECKS = Term("checks, first token", 0.3, ASSUMED)
-MODES = {
-    "plain": (IMPORT, AGAIN, BUILD, LOAD, PROFILE, CAPTURE, *REST),
-    "plain-free": (IMPORT, BUILD, LOAD, PLANNED, FULL_ONLY, *REST),
-    "fresh": (UNCOLLECTED, *RESTORED),
-    "template-runtime": (FORK, *RESTORED),
-    "standby": (WAKE, CHECKS),
-    "parked": (fit_restore(1.5), WAKE, CHECKS),
-}
+def predict(model: Model) -> dict[str, tuple[Term, ...]]:
+    """Return the terms of each start mode for the model."""
+    depth, parallel = model.layers / 32, model.ranks > 1
+    rate, shared = (
+        (30.0 / model.ranks, ", 30 GB/s by all ranks together") if parallel else (4.8, ", 4.8 GB/s")
+    )
+    load_weights = Term(
+        "load the weights", model.weights_gb / rate, f"{ASSUMED}: vLLM's loader, page cache{shared}"
+    )
+    collectives = (Term("open the collectives", 2.5, ASSUMED),) if parallel else ()
+    capture = Term(
+        "capture all graphs", 4.4 * depth, f"{LAYERS} 102 graphs, of which 35 take 2.1 s in {H100}"
+    )
+    planned = Term("load compiled code, memory from the plan", 1.5, ASSUMED)
+    worker = Term("worker's imports, device and model", 1.2, f"{ASSUMED}: {H100}'s without collections")
+    restored = (
+        worker,
+        *collectives,
+        load_weights,
+        planned,
+        capture,
+        Term("other work, first token", 0.5, ASSUMED),
+    )
+    imports = Term("import vLLM", 11.4, f"{SMALL}, {H100}: import_s")
+    build = Term("device and model", 2.9, f"{SMALL}, {H100}: init_device_s, load_model_s of random weights")
+    rest = (Term("warm up kernels", 1.5, ASSUMED), Term("application, first token", 2.0, ASSUMED))
+    again = (20.0, PARALLEL) if parallel else (10.5, f"{ASSUMED}: the import once more")
+    profile = Term("profile the memory, load compiled code", 7.5, "gpu/plan-logs-h200.txt")
+    full_only = Term("capture FULL graphs only", 2.1 * depth, f"{LAYERS} {H100}: capture_s")
+    wake = Term("wake the weights", model.weights_gb / 23.0, "llm-d on vLLM's sleep mode: 64 GiB in 3 s")
+    checks = Term("checks, first token", 0.3, ASSUMED)
+    spawned = Term("import vLLM again in spawned processes", *again)
+    return {
+        "plain": (imports, spawned, build, *collectives, load_weights, profile, capture, *rest),
+        "plain-free": (imports, build, *collectives, load_weights, planned, full_only, *rest),
+        "fresh": (
+            Term("import vLLM, collector off", 9.0, f"{ASSUMED}: 2 s of {H100}'s are collections"),
+            *restored,
+        ),
+        "template-runtime": (Term("fork, open a context", 0.36, FORK), *restored),
+        "standby": (wake, checks),
+        "parked": (fit_restore(1.5), wake, checks),
+    }
 
 
 def find_measured() -> dict[str, list[float]]:
@@ -76,15 +111,33 @@ def find_measured() -> dict[str, list[float]]:
     return found
 
 
+def add_up(terms: tuple[Term, ...]) -> str:
+    """Return the sum of the terms as text, with no more digits than a prediction deserves."""
+    seconds = sum(term.seconds for term in terms)
+    return f"{seconds:.{0 if seconds > 9.9 else 1}f} s"
+
+
+def tabulate() -> str:
+    """Return the predicted seconds of each mode and model beside the measured ones, as a Markdown table."""
+    measured, predicted = find_measured(), [predict(model) for model in MODELS.values()]
+    lines = [f"| mode | {' | '.join(MODELS)} | 7B, measured on an H200 |", "|---" * (len(MODELS) + 2) + "|"]
+    for mode in predicted[0]:
+        sums = " | ".join(add_up(terms[mode]) for terms in predicted)
+        times = ", ".join(f"{value:.1f} s" for value in measured.get(mode, [])) or "not measured"
+        lines.append(f"| {mode} | {sums} | {times} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
-    measured = find_measured()
-    print("| mode | predicted s | measured on an H200 |\n|---|---|---|")
-    for mode, terms in MODES.items():
-        times = ", ".join(f"{value:.1f}" for value in measured.get(mode, [])) or "not measured"
-        print(f"| {mode} | {sum(term.seconds for term in terms):.1f} | {times} |")
-    for mode, terms in MODES.items():
-        print(f"\n| {mode} | s | source |\n|---|---|---|")
-        print("\n".join(f"| {term.step} | {term.seconds:.2f} | {term.source} |" for term in terms))
+    print(tabulate())
+    predicted = [predict(model) for model in MODELS.values()]
+    for mode in predicted[0]:
+        print(f"\n| {mode} | {' | '.join(MODELS)} | source |\n{'|---' * (len(MODELS) + 2)}|")
+        for step in dict.fromkeys(term.step for terms in predicted for term in terms[mode]):
+            found = [next((term for term in terms[mode] if term.step == step), None) for terms in predicted]
+            seconds = " | ".join(f"{term.seconds:.2f}" if term else "none" for term in found)
+            sources = "; ".join(dict.fromkeys(term.source for term in found if term))
+            print(f"| {step} | {seconds} | {sources} |")
 
 
 if __name__ == "__main__":
