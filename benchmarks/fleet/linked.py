@@ -191,7 +191,7 @@ class LinkedFleet:
         """Order the move of a stream, as the core does after a consolidation."""
         core = self.control.core
         core._lifecycle.assign(ticket.number, core.groups[target.group])
-        core._agenda.open[ticket.number].target = target.group
+        core._agenda.open[ticket.number].move_target = target.group
         self.control.moves.schedule_move(ticket, target)
 
     def moved(self, ticket: FleetTicket) -> dict[str, Any]:

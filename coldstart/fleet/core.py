@@ -74,7 +74,7 @@ class FleetCore:
             case events.GroupSuspected(name):
                 if (group := self.groups.get(name)) is not None:
                     group.suspect_until = now + SUSPECT_S
-                    self._agenda.plan(group.suspect_until, RETRY, group.model)
+                    self._agenda.add_timer(group.suspect_until, RETRY, group.model)
             case events.FleetRecovered(servers, ranks, drained):
                 for server in servers:
                     self.roster.join(server, now)
@@ -129,12 +129,12 @@ class FleetCore:
             yield RejectRequest(request, 429, f"{self.waiting_count} requests are already waiting", 1.0)
         else:
             model.arrivals.append(now)
-            self._agenda.wait(request, name, now)
+            self._agenda.enqueue_request(request, name, now)
             self._agenda.touch(name)
 
     def _process_timers(self, now: float) -> Iterator[Action]:
         yield from self._agenda.reject_expired(now)
-        for kind, name in self._agenda.due(now):
+        for kind, name in self._agenda.pop_due_timers(now):
             if kind == IDLE and name in self.groups:
                 yield from self._lifecycle.stop_idle(self.groups[name], now)
             elif kind == RETRY:
@@ -156,7 +156,7 @@ class FleetCore:
         model.avoided_until.clear()
         self._agenda.unblock(name)
         for request in list(model.waiting):
-            self._agenda.forget(request)
+            self._agenda.remove_request(request)
             yield RejectRequest(request, 404, f"model {name} is not deployed")
         for group in list(model.groups.values()):
             yield from self._lifecycle.stop(group, now)
@@ -175,7 +175,7 @@ class FleetCore:
     def _send_waiting(self, model: Deployment, now: float) -> Iterator[Action]:
         while (found := model.find_next_dispatch(now)) is not None:
             request, group = found
-            self._agenda.send(request, group.name)
+            self._agenda.assign_request(request, group.name)
             self._lifecycle.assign(request, group)
             yield DispatchRequest(request, group.name)
 

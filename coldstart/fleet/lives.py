@@ -58,7 +58,7 @@ class GroupLifecycle:
         self.idle.pop(group.name, None)
         if group.idle:
             self.idle[group.name] = group
-            self.agenda.plan(now + self.models[group.model].spec.idle_s, IDLE, group.name)
+            self.agenda.add_timer(now + self.models[group.model].spec.idle_s, IDLE, group.name)
 
     def _remove_group(self, group: Group, now: float) -> Iterator[Action]:
         self.groups.pop(group.name, None)
@@ -123,7 +123,7 @@ class GroupLifecycle:
         for request in pipeline.in_flight:
             target = min(singles, key=lambda single: len(single.in_flight))
             self.assign(request, target)
-            self.agenda.open[request].target = target.name
+            self.agenda.open[request].move_target = target.name
             yield MoveStream(request, pipeline.name, target.name)
         for single in singles:
             self._await_idle_end(single, now)
@@ -133,12 +133,12 @@ class GroupLifecycle:
 
     def end_move(self, request: str, done: bool, now: float) -> Iterator[Action]:
         known = self.agenda.open.get(request)
-        if known is None or known.target is None:
+        if known is None or known.move_target is None:
             return
-        left = known.target
+        left = known.move_target
         if done:
-            left, known.group = known.group or "", known.target
-        known.target = None
+            left, known.group = known.group or "", known.move_target
+        known.move_target = None
         if left in self.groups:
             yield from self.drop_request(self.groups[left], request, now)
 
@@ -173,10 +173,10 @@ class GroupLifecycle:
                 # The cause may be the pipeline: a machine without its bundle, or ranks that cannot connect.
                 model.failed_ranks[len(group.workers)] = now + self.settings.backoff_max_s, reason
             model.failed(reason, now, self.settings, counts=counts)
-            self.agenda.plan(model.retry_at, RETRY, model.spec.name)
+            self.agenda.add_timer(model.retry_at, RETRY, model.spec.name)
             if counts and model.failures > self.settings.retries:
                 for request in list(model.waiting):
-                    self.agenda.forget(request)
+                    self.agenda.remove_request(request)
                     yield RejectRequest(request, 503, f"model {group.model} did not start: {reason}", 1.0)
         self.agenda.touch(group.model)
 
@@ -202,26 +202,26 @@ class GroupLifecycle:
         self, request: str, group: Group, reason: str, now: float, *, counts: bool
     ) -> Iterator[Action]:
         known = self.agenda.open[request]
-        target, known.target = known.target, None
+        target, known.move_target = known.move_target, None
         if known.group != group.name:
             # It was only being moved here, and its current group still has it.
             return
         if target in self.groups:
             yield from self.drop_request(self.groups[target], request, now)
-        known.tries += counts
-        if known.tries > self.settings.retries or self.models[known.model].retired:
-            self.agenda.forget(request)
+        known.failed_tries += counts
+        if known.failed_tries > self.settings.retries or self.models[known.model].retired:
+            self.agenda.remove_request(request)
             yield RejectRequest(
-                request, 503, f"model {known.model} was lost {max(1, known.tries)} times: {reason}"
+                request, 503, f"model {known.model} was lost {max(1, known.failed_tries)} times: {reason}"
             )
         else:
-            self.agenda.requeue(request, now)
+            self.agenda.requeue_request(request, now)
 
     def end_request(self, request: str, now: float) -> Iterator[Action]:
         """Remove a request that has ended from its group."""
-        known = self.agenda.forget(request)
+        known = self.agenda.remove_request(request)
         self.agenda.touch(known.model)
-        for group in (known.group, known.target):
+        for group in (known.group, known.move_target):
             if group in self.groups:
                 yield from self.drop_request(self.groups[group], request, now)
 
@@ -285,4 +285,4 @@ class GroupLifecycle:
         if model.has_minimum_without(group):
             yield from self.stop(group, now)
         else:
-            self.agenda.plan(now + max(1.0, model.spec.idle_s), IDLE, group.name)
+            self.agenda.add_timer(now + max(1.0, model.spec.idle_s), IDLE, group.name)

@@ -12,7 +12,7 @@ from math import ceil
 from coldstart.host.agenda import Agenda, TrackedRequest
 from coldstart.host.events import NO_BUNDLE, Failure, RejectRequest
 from coldstart.host.eviction import has_room
-from coldstart.host.model_state import STARTABLE, Model, State
+from coldstart.host.model_state import STARTABLE, Model, ModelState
 from coldstart.host.residents import Residents
 from coldstart.units import format_memory
 
@@ -30,7 +30,7 @@ def list_proactive_starts(residents: Residents, pending_count: int, now: float) 
 
 def _can_start_default(residents: Residents, default: str) -> bool:
     model = residents.models.get(default)
-    if model is None or model.retired or model.state not in STARTABLE:
+    if model is None or model.is_retired or model.state not in STARTABLE:
         return False
     changing = residents.count_starting() or residents.list_draining()
     in_use = any(other.in_flight for other in residents.models.values())
@@ -47,11 +47,11 @@ def find_rejection(
 ) -> RejectRequest | None:
     """Return the rejection of a new request, or None if the request is admitted."""
     model = residents.models.get(name)
-    if model is None or model.retired:
+    if model is None or model.is_retired:
         return reject_unknown(request, name)
-    if model.state is State.FAILED and now < model.retry_at and not model.repeats_start:
+    if model.state is ModelState.FAILED and now < model.retry_at and not model.repeats_start:
         return reject_failed(model, request, now)
-    if model.state is State.READY:
+    if model.state is ModelState.READY:
         return None
     if not residents.fits(model):
         return reject_too_large(residents, request, model)
@@ -77,7 +77,7 @@ def reject_failed(model: Model, request: str, now: float) -> RejectRequest:
     """Return the rejection of a request whose model failed to start.
 
     The client receives a short reason without paths. If no bundle matches, it also receives the difference from the most
-    similar bundle and a command that fixes the problem. `detail` contains the full error.
+    similar bundle and a command that fixes the problem. `log_detail` contains the full error.
     """
     cause = model.failure or Failure("")
     is_missing = cause.code == NO_BUNDLE
@@ -113,6 +113,6 @@ def reject_without_memory(residents: Residents, agenda: Agenda, request: str, mo
 
 def _estimate_wait_s(residents: Residents, agenda: Agenda, model: Model) -> float:
     """Return the seconds that it takes to start this model and all models with pending requests, one after another."""
-    ahead = {waiting.model for waiting in agenda.list_oldest()} | {model.spec.name}
+    ahead = {waiting.model for waiting in agenda.list_oldest_per_model()} | {model.spec.name}
     waited = (residents.models[name] for name in ahead)
     return float(ceil(max(1.0, sum(one.observed.penalty_s(one.tier) for one in waited))))

@@ -16,7 +16,7 @@ from typing import Protocol
 from coldstart.host.events import RejectRequest
 
 
-class Queue(Protocol):
+class ModelQueue(Protocol):
     """A model whose field `waiting` maps the requests that wait for it to the times of their arrival."""
 
     waiting: dict[str, float]
@@ -24,18 +24,18 @@ class Queue(Protocol):
 
 @dataclass(slots=True)
 class TrackedRequest:
-    """A request for `model` that arrived at time `since`.
+    """A request for `model` that arrived at time `arrived_at`.
 
     `group` is the group of a fleet, or the model of a host, to which the request was dispatched, or None while it waits.
-    `tries` is the number of groups that failed while they processed the request. `target` is the group to which its stream
-    is being migrated. The request counts toward the load of the target from the start of the migration.
+    `failed_tries` is the number of groups that failed while they processed the request. `move_target` is the group to which
+    its stream is being migrated. The request counts toward the load of this group from the start of the migration.
     """
 
     model: str
-    since: float
+    arrived_at: float
     group: str | None = None
-    tries: int = 0
-    target: str | None = None
+    failed_tries: int = 0
+    move_target: str | None = None
 
 
 class Agenda:
@@ -45,41 +45,41 @@ class Agenda:
     wait for `hold_s` seconds.
     """
 
-    def __init__(self, models: Mapping[str, Queue], hold_s: float) -> None:
+    def __init__(self, models: Mapping[str, ModelQueue], hold_s: float) -> None:
         self.open: dict[str, TrackedRequest] = {}
         self.waiting: dict[str, float] = {}
         self.hold_s, self._models = hold_s, models
         self._timers: list[tuple[float, int, str, str]] = []
         self._number = 0
 
-    def wait(self, request: str, model: str, now: float) -> None:
+    def enqueue_request(self, request: str, model: str, now: float) -> None:
         """Append a new request to the queue of its model."""
         self.open[request] = TrackedRequest(model, now)
         self._models[model].waiting[request] = self.waiting[request] = now
 
-    def requeue(self, request: str, now: float) -> None:
+    def requeue_request(self, request: str, now: float) -> None:
         """Return a request to its original position in the queue after its group failed."""
         known = self.open[request]
         known.group = None
         model = self._models[known.model]
-        again = [*model.waiting.items(), (request, known.since)]
+        again = [*model.waiting.items(), (request, known.arrived_at)]
         model.waiting = dict(sorted(again, key=lambda one: one[1]))
         self.waiting[request] = now
 
-    def send(self, request: str, group: str) -> None:
+    def assign_request(self, request: str, group: str) -> None:
         """Assign a waiting request to a group."""
         known = self.open[request]
         del self._models[known.model].waiting[request], self.waiting[request]
         known.group = group
 
-    def forget(self, request: str) -> TrackedRequest:
+    def remove_request(self, request: str) -> TrackedRequest:
         """Remove an open request, and return its record."""
         known = self.open.pop(request)
         if self.waiting.pop(request, None) is not None:
             self._models[known.model].waiting.pop(request, None)
         return known
 
-    def list_oldest(self) -> list[TrackedRequest]:
+    def list_oldest_per_model(self) -> list[TrackedRequest]:
         """Return the oldest waiting request of each model, in order of arrival."""
         first: dict[str, TrackedRequest] = {}
         for request in self.waiting:
@@ -90,11 +90,11 @@ class Agenda:
     def reject_expired(self, now: float) -> Iterator[RejectRequest]:
         """Remove and reject the requests that have waited for `hold_s` seconds."""
         for request in list(takewhile(lambda name: now >= self.waiting[name] + self.hold_s, self.waiting)):
-            known = self.forget(request)
-            reason = f"model {known.model} did not become ready within {now - known.since:.0f} s"
+            known = self.remove_request(request)
+            reason = f"model {known.model} did not become ready within {now - known.arrived_at:.0f} s"
             yield RejectRequest(request, 504, reason)
 
-    def plan(self, time: float, kind: str, name: str) -> None:
+    def add_timer(self, time: float, kind: str, name: str) -> None:
         """Add a timer of `kind` for the group or model `name`, due at `time`."""
         self._number += 1
         heappush(self._timers, (time, self._number, kind, name))
@@ -104,8 +104,8 @@ class Agenda:
         expires = next(iter(self.waiting.values()), inf) + self.hold_s
         return min(expires, self._timers[0][0]) if self._timers else expires
 
-    def due(self, now: float) -> Iterator[tuple[str, str]]:
-        """Yield the kind and name of each timer that is due, in order. Timers added during the iteration are not included."""
+    def pop_due_timers(self, now: float) -> Iterator[tuple[str, str]]:
+        """Remove and yield the kind and name of each timer that is due. Timers added during the iteration are not included."""
         last = self._number
         while self._timers and self._timers[0][0] <= now and self._timers[0][1] <= last:
             _, _, kind, name = heappop(self._timers)

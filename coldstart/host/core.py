@@ -14,7 +14,7 @@ from coldstart.host import admission, events
 from coldstart.host.agenda import Agenda
 from coldstart.host.events import Action, Event, Failure, ModelEvent
 from coldstart.host.eviction import evict_excess, free_memory_for
-from coldstart.host.model_state import STARTABLE, Model, State
+from coldstart.host.model_state import STARTABLE, Model, ModelState
 from coldstart.host.residents import Residents
 from coldstart.host.specification import REFUSE, HostSettings, ModelSpec
 
@@ -58,7 +58,7 @@ class Core:
         """
         if self._is_unsettled:
             return -inf
-        runs_out = (one.since + self.settings.patience_s for one in self.agenda.list_oldest())
+        runs_out = (one.arrived_at + self.settings.patience_s for one in self.agenda.list_oldest_per_model())
         return min([self.agenda.deadline(), *(time for time in runs_out if time > self._now)])
 
     def idle_limit(self, model: Model) -> float:
@@ -92,36 +92,36 @@ class Core:
                 yield from self._fail_model(model, Failure(reason, hint, code), now, external)
             case events.TierChanged():
                 self.residents.complete_tier_change(model, now)
-            case events.MemoryMeasured(_, memory) if model.state is State.READY:
+            case events.MemoryMeasured(_, memory) if model.state is ModelState.READY:
                 self.residents.record_memory(model, memory)
-            case events.ServerOutdated(_, reason) if model.state in (State.READY, State.ASLEEP):
+            case events.ServerOutdated(_, reason) if model.state in (ModelState.READY, ModelState.ASLEEP):
                 self.residents.drain(model, model.spec.tiers[-1], now, reason)
         self._schedule_check(model)
         self._is_unsettled = True
 
     def _admit_request(self, event: events.RequestArrived, now: float) -> Iterator[Action]:
         request, name = event.request, event.model
-        self.requests += event.counted
+        self.requests += event.is_client_request
         if (refused := admission.find_rejection(self.residents, self.agenda, request, name, now)) is not None:
             yield refused
             return
         model = self.models[name]
-        if event.counted:
-            self.hits += model.state is State.READY
+        if event.is_client_request:
+            self.hits += model.state is ModelState.READY
             self.residents.record_request(model, now)
-        self.agenda.wait(request, name, now)
+        self.agenda.enqueue_request(request, name, now)
 
     def _end_request(self, request: str, now: float) -> None:
         if request not in self.agenda.open:
             return
-        known = self.agenda.forget(request)
+        known = self.agenda.remove_request(request)
         if (model := self.models.get(known.group or "")) is not None:
             model.end_request(request, now)
             self._schedule_check(model)
 
     def _fail_model(self, model: Model, reason: Failure, now: float, external: bool) -> Iterator[Action]:
         for request in model.in_flight:
-            self.agenda.forget(request)
+            self.agenda.remove_request(request)
         self.residents.record_failure(model, reason, now, external)
         if model.repeats_start:
             return
@@ -142,14 +142,14 @@ class Core:
         """Remove the requests that wait for a model, and return their names, oldest first."""
         requests = list(model.waiting)
         for request in requests:
-            self.agenda.forget(request)
+            self.agenda.remove_request(request)
         return requests
 
     def _advance(self, now: float) -> Iterator[Action]:
         yield from self.agenda.reject_expired(now)
         # Dispatch first: a model with pending requests is not idle.
         yield from self._dispatch_requests()
-        due = [name for _, name in self.agenda.due(now)]
+        due = [name for _, name in self.agenda.pop_due_timers(now)]
         if due or self._is_unsettled:
             self._settle(now)
         for name in due:
@@ -163,7 +163,7 @@ class Core:
         self.residents.delete_retired()
         evict_excess(self.residents, now)
         for model in self.models.values():
-            if model.retired and model.state in (State.READY, State.ASLEEP):
+            if model.is_retired and model.state in (ModelState.READY, ModelState.ASLEEP):
                 self.residents.drain(model, model.spec.tiers[-1], now, self._retirement_reason)
 
     def _check_model(self, name: str, now: float) -> None:
@@ -172,7 +172,7 @@ class Core:
             return
         if now < self._find_due_time(model):
             self._schedule_check(model)
-        elif model.idle:
+        elif model.is_idle:
             why = f"idle for {now - model.idle_since:.0f} s"
             self.residents.drain(model, model.spec.tiers[-1], now, why)
 
@@ -181,27 +181,29 @@ class Core:
         due, name = self._find_due_time(model), model.spec.name
         if due < self._checks.get(name, inf):
             self._checks[name] = due
-            self.agenda.plan(due, CHECK, name)
+            self.agenda.add_timer(due, CHECK, name)
 
     def _find_due_time(self, model: Model) -> float:
         """Return when the model must be stopped or restarted even without an event, or infinity if it need not be."""
-        if model.state is State.FAILED and (model.repeats_start or self.residents.restarts_by_itself(model)):
+        if model.state is ModelState.FAILED and (
+            model.repeats_start or self.residents.restarts_by_itself(model)
+        ):
             return model.retry_at
-        return model.idle_since + self.idle_limit(model) if model.idle else inf
+        return model.idle_since + self.idle_limit(model) if model.is_idle else inf
 
     def _dispatch_requests(self) -> Iterator[Action]:
-        for oldest in self.agenda.list_oldest():
+        for oldest in self.agenda.list_oldest_per_model():
             model = self.models[oldest.model]
-            if model.state is not State.READY:
+            if model.state is not ModelState.READY:
                 continue
             for request in list(model.waiting):
-                self.agenda.send(request, oldest.model)
+                self.agenda.assign_request(request, oldest.model)
                 model.in_flight.add(request)
                 yield events.DispatchRequest(request, oldest.model)
 
     def _start_models(self, now: float) -> Iterator[Action]:
         own = admission.list_proactive_starts(self.residents, len(self.agenda.waiting), now)
-        for waiting in [*self.agenda.list_oldest(), *own]:
+        for waiting in [*self.agenda.list_oldest_per_model(), *own]:
             model = self.models[waiting.model]
             if model.state not in STARTABLE or now < model.retry_at:
                 continue
@@ -211,7 +213,9 @@ class Core:
                 for request in self._take_waiting(model):
                     yield admission.reject_too_large(self.residents, request, model)
                 continue
-            if free_memory_for(self.residents, model, now, now >= waiting.since + self.settings.patience_s):
+            if free_memory_for(
+                self.residents, model, now, now >= waiting.arrived_at + self.settings.patience_s
+            ):
                 self.starts += 1
                 yield events.StartModel(model.spec.name, self.residents.start(model, now))
             elif self.settings.when_full == REFUSE and not self.residents.list_draining():
@@ -222,6 +226,8 @@ class Core:
 
     def _order_tier_changes(self) -> Iterator[Action]:
         for model in self.residents.list_draining():
-            if model.order_tier_change() and model.target is not None:
+            if model.order_tier_change() and model.drain_target is not None:
                 self.departures += 1
-                yield events.ChangeTier(model.spec.name, model.target, model.drain_reason, model.evicted_for)
+                yield events.ChangeTier(
+                    model.spec.name, model.drain_target, model.drain_reason, model.evicted_for
+                )

@@ -14,13 +14,13 @@ from coldstart.host.specification import HostSettings, ModelSpec, Tier
 class RequestArrived:
     """A request arrived. Its ID is unique.
 
-    `counted` is False if the request is an operator's order to load the model, which statistics and the eviction policy
-    ignore.
+    `is_client_request` is False if the request is an operator's order to start the model, which statistics and the eviction
+    policy ignore.
     """
 
     request: str
     model: str
-    counted: bool = True
+    is_client_request: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,10 @@ class RequestEnded:
 
 @dataclass(frozen=True, slots=True)
 class ModelReady:
-    """The model's server is ready, `seconds` seconds after its start was ordered."""
+    """The model's server is ready, `start_s` seconds after its start was ordered."""
 
     model: str
-    seconds: float
+    start_s: float
 
 
 NO_BUNDLE = "no-bundle"
@@ -58,13 +58,13 @@ class Failure:
 class ModelFailed:
     """A start failed or a server process exited, and no process of the model remains.
 
-    `external` is True if the model is not the cause, for example because the process was killed. `reason`, `hint` and `code`
-    are those of the `Failure`.
+    `has_external_cause` is True if the model is not the cause, for example because the process was killed. `reason`, `hint`
+    and `code` are those of the `Failure`.
     """
 
     model: str
     reason: str
-    external: bool = False
+    has_external_cause: bool = False
     hint: str = ""
     code: str = ""
 
@@ -81,7 +81,7 @@ class MemoryMeasured:
     """The device memory of a ready model was measured in bytes, without the pages that it shares with a runtime template."""
 
     model: str
-    memory: int
+    device_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,15 +150,15 @@ class DispatchRequest:
 class RejectRequest:
     """Reject a request with an HTTP status. `retry_after_s` is set if a retry may succeed.
 
-    The client receives `reason` and `hint`. `detail` is only logged, because it may contain information that clients must
-    not see.
+    The client receives `reason` and `hint`. `log_detail` is only logged, because it may contain information that clients
+    must not see.
     """
 
     request: str
     status: int
     reason: str
     retry_after_s: float | None = None
-    detail: str = ""
+    log_detail: str = ""
     hint: str = ""
 
 

@@ -30,7 +30,7 @@ def free_memory_for(residents: Residents, model: Model, now: float, evict_busy: 
     for busy in (False, True)[: 1 + evict_busy]:
         candidates = [name for name in residents.list_evictable(busy) if name != model.spec.name]
         if surplus > 0:
-            candidates = [name for name in candidates if residents.models[name].resident]
+            candidates = [name for name in candidates if residents.models[name].is_resident]
         victims = _choose_victims(residents, candidates, needs, surplus, now)
         why, name = _describe_reason(residents, model, shortages), model.spec.name
         if any(_evict(residents, victims, needs, surplus, now, why, stop, name) for stop in (False, True)):
@@ -94,7 +94,7 @@ def _evict(
 
     Each victim moves to its next lower tier, or to `stopped` if `stop` is set.
     """
-    out = sum(residents.models[name].resident for name in victims)
+    out = sum(residents.models[name].is_resident for name in victims)
     if out < surplus:
         return False
     for place, need in needs.items():
@@ -119,4 +119,4 @@ def evict_excess(residents: Residents, now: float) -> None:
 
 def _count_surplus_models(residents: Residents) -> int:
     most = residents.settings.max_residents
-    return 0 if most is None else sum(one.resident for one in residents.models.values()) + 1 - most
+    return 0 if most is None else sum(one.is_resident for one in residents.models.values()) + 1 - most

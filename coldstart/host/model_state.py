@@ -19,7 +19,7 @@ from coldstart.host.events import Failure
 from coldstart.host.specification import ModelSpec, ObservedCosts, Tier
 
 
-class State(StrEnum):
+class ModelState(StrEnum):
     STOPPED = "stopped"
     STARTING = "starting"
     READY = "ready"
@@ -30,8 +30,8 @@ class State(StrEnum):
 
 # Number of killed starts in a row after which requests are rejected.
 MAX_KILLED_STARTS = 3
-RESIDENT = (State.STARTING, State.READY, State.DRAINING)
-STARTABLE = (State.STOPPED, State.ASLEEP, State.FAILED)
+RESIDENT = (ModelState.STARTING, ModelState.READY, ModelState.DRAINING)
+STARTABLE = (ModelState.STOPPED, ModelState.ASLEEP, ModelState.FAILED)
 
 
 class IllegalTransitionError(RuntimeError):
@@ -42,30 +42,30 @@ class IllegalTransitionError(RuntimeError):
 class Model:
     """State of one model.
 
-    `tier` is the current tier, or the tier from which a start began. `target` is the next tier of a draining model,
-    `drain_reason` is the reason for its last drain, and `evicted_for` is the model that needed its memory.
+    `tier` is the current tier, or the tier from which a start began. `drain_target` is the next tier of a draining
+    model, `drain_reason` is the reason for its last drain, and `evicted_for` is the model that needed its memory.
     `is_tier_change_ordered` is True while a server carries out an ordered tier change. `state_since` is the time of the last
     state change. `idle_since` is the same time, or the end of the last running request if that is later. `waiting` maps the
     waiting requests to the times of their arrival. A retired model is no longer configured.
     """
 
     spec: ModelSpec
-    state: State = State.STOPPED
+    state: ModelState = ModelState.STOPPED
     observed: ObservedCosts = field(init=False)
     tier: Tier = field(init=False)
-    target: Tier | None = None
+    drain_target: Tier | None = None
     drain_reason: str = ""
     evicted_for: str | None = None
     is_tier_change_ordered: bool = False
     waiting: dict[str, float] = field(default_factory=dict)
     in_flight: set[str] = field(default_factory=set)
-    failures: int = 0
+    consecutive_failures: int = 0
     killed_starts: int = 0
     failure: Failure | None = None
     retry_at: float = 0.0
     idle_since: float = 0.0
     state_since: float | None = None
-    retired: bool = False
+    is_retired: bool = False
 
     def __post_init__(self) -> None:
         self.observed, self.tier = ObservedCosts(self.spec), self.spec.tiers[-1]
@@ -74,56 +74,56 @@ class Model:
         self._require_state("start", *STARTABLE)
         if now < self.retry_at:
             raise IllegalTransitionError(f"model {self.spec.name} must not start before {self.retry_at}")
-        self._enter(State.STARTING, now)
+        self._enter(ModelState.STARTING, now)
 
-    def ready(self, now: float, seconds: float) -> None:
-        self._require_state("ready", State.STARTING)
+    def record_ready(self, now: float, seconds: float) -> None:
+        self._require_state("ready", ModelState.STARTING)
         self.observed.record_start(self.tier, seconds)
-        self.tier, self.failures, self.failure, self.retry_at = self.spec.tiers[0], 0, None, 0.0
+        self.tier, self.consecutive_failures, self.failure, self.retry_at = self.spec.tiers[0], 0, None, 0.0
         self.killed_starts = 0
-        self._enter(State.READY, now)
+        self._enter(ModelState.READY, now)
 
     def drain(self, target: Tier, now: float, why: str = "", evicted_for: str | None = None) -> None:
         """Stop accepting requests. After its last running request, the model moves to the tier `target`."""
-        self._require_state("drain", State.READY, State.ASLEEP)
-        self.target, self.drain_reason, self.evicted_for = target, why, evicted_for
-        self._enter(State.DRAINING, now)
+        self._require_state("drain", ModelState.READY, ModelState.ASLEEP)
+        self.drain_target, self.drain_reason, self.evicted_for = target, why, evicted_for
+        self._enter(ModelState.DRAINING, now)
 
     def order_tier_change(self) -> bool:
         """Mark the tier change as ordered if no request of the model is running. Return whether this call marked it."""
-        self._require_state("leave", State.DRAINING)
+        self._require_state("leave", ModelState.DRAINING)
         can_leave = not self.is_tier_change_ordered and not self.in_flight
         self.is_tier_change_ordered = self.is_tier_change_ordered or can_leave
         return can_leave
 
     def complete_tier_change(self, now: float) -> None:
-        self._require_state("left", State.DRAINING)
-        if self.in_flight or self.target is None:
+        self._require_state("left", ModelState.DRAINING)
+        if self.in_flight or self.drain_target is None:
             raise IllegalTransitionError(
                 f"model {self.spec.name} changed its tier with {len(self.in_flight)} requests in flight"
             )
-        self.tier = self.target
-        self._enter(State.STOPPED if self.tier is self.spec.tiers[-1] else State.ASLEEP, now)
+        self.tier = self.drain_target
+        self._enter(ModelState.STOPPED if self.tier is self.spec.tiers[-1] else ModelState.ASLEEP, now)
 
-    def fail(
+    def record_failure(
         self, failure: Failure, now: float, backoff_s: float, backoff_max_s: float, *, external: bool = False
     ) -> None:
         """Record that the model's process exited or failed to start. The caller must end the model's requests."""
-        self._require_state("fail", *RESIDENT, State.ASLEEP)
+        self._require_state("fail", *RESIDENT, ModelState.ASLEEP)
         self.failure, self.tier = failure, self.spec.tiers[-1]
-        killed = external and self.state is State.STARTING
+        killed = external and self.state is ModelState.STARTING
         self.killed_starts = self.killed_starts + 1 if killed else 0
         if not external:
-            self.failures += 1
-            self.retry_at = now + min(backoff_max_s, backoff_s * 2 ** min(self.failures - 1, 60))
+            self.consecutive_failures += 1
+            self.retry_at = now + min(backoff_max_s, backoff_s * 2 ** min(self.consecutive_failures - 1, 60))
         else:
             self.retry_at = now + min(backoff_max_s, backoff_s) if killed else now
-        self._enter(State.FAILED, now)
+        self._enter(ModelState.FAILED, now)
 
     def end_request(self, request: str, now: float) -> None:
         """Remove a request that has ended."""
         self.in_flight.discard(request)
-        if self.idle:
+        if self.is_idle:
             self.idle_since = now
 
     def apply_spec(self, spec: ModelSpec) -> None:
@@ -132,13 +132,15 @@ class Model:
             names = {tier.name: tier for tier in spec.tiers}
             self.observed = ObservedCosts(spec)
             self.tier = names.get(self.tier.name, spec.tiers[-1])
-            self.target = None if self.target is None else names.get(self.target.name, spec.tiers[-1])
-        self.spec, self.retired = spec, False
+            self.drain_target = (
+                None if self.drain_target is None else names.get(self.drain_target.name, spec.tiers[-1])
+            )
+        self.spec, self.is_retired = spec, False
 
     @property
     def repeats_start(self) -> bool:
         """Return whether pending requests wait for another start because the last start was killed."""
-        return self.state is State.FAILED and 0 < self.killed_starts < MAX_KILLED_STARTS
+        return self.state is ModelState.FAILED and 0 < self.killed_starts < MAX_KILLED_STARTS
 
     @property
     def error(self) -> str:
@@ -146,20 +148,20 @@ class Model:
         return "" if self.failure is None else str(self.failure)
 
     @property
-    def idle(self) -> bool:
-        return self.state is State.READY and not self.in_flight
+    def is_idle(self) -> bool:
+        return self.state is ModelState.READY and not self.in_flight
 
     @property
-    def resident(self) -> bool:
+    def is_resident(self) -> bool:
         return self.state in RESIDENT
 
-    def _enter(self, state: State, now: float) -> None:
+    def _enter(self, state: ModelState, now: float) -> None:
         self.state, self.idle_since, self.is_tier_change_ordered = state, now, False
         self.state_since = now
-        if state is not State.DRAINING:
-            self.target = None
+        if state is not ModelState.DRAINING:
+            self.drain_target = None
 
-    def _require_state(self, event: str, *states: State) -> None:
+    def _require_state(self, event: str, *states: ModelState) -> None:
         if self.state not in states:
             raise IllegalTransitionError(
                 f"event {event!r} is invalid for model {self.spec.name} in state {self.state}"

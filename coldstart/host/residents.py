@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from coldstart.errors import UsageError
 from coldstart.host.events import Failure
-from coldstart.host.model_state import Model, State
+from coldstart.host.model_state import Model, ModelState
 from coldstart.host.policies import ModelCost, create_policy
 from coldstart.host.specification import HostSettings, ModelSpec, Tier
 
@@ -114,7 +114,7 @@ class Residents:
                 self.models[name] = Model(spec, state_since=now)
         gone = [name for name in self.models if name not in named]
         for name in gone:
-            self.models[name].retired = True
+            self.models[name].is_retired = True
         self._update_costs()
         return gone
 
@@ -128,20 +128,24 @@ class Residents:
             return
         self.policy = create_policy(settings.policy, self.costs, settings.memory)
         for name, model in self.models.items():
-            if self.device.reserved_bytes(name) and model.state is not State.DRAINING:
+            if self.device.reserved_bytes(name) and model.state is not ModelState.DRAINING:
                 self.policy.record_request(name, now, False)
                 self.policy.record_load(name, now)
 
     def delete_retired(self) -> None:
         """Delete retired models that have stopped."""
-        done = [n for n, m in self.models.items() if m.retired and m.state in (State.STOPPED, State.FAILED)]
+        done = [
+            n
+            for n, m in self.models.items()
+            if m.is_retired and m.state in (ModelState.STOPPED, ModelState.FAILED)
+        ]
         for name in done:
             del self.models[name], self.costs[name]
         self.pinned = [name for name in self.pinned if name in self.models]
 
     def record_request(self, model: Model, now: float) -> None:
         name = model.spec.name
-        holds = self.device.reserved_bytes(name) > 0 and model.state is not State.DRAINING
+        holds = self.device.reserved_bytes(name) > 0 and model.state is not ModelState.DRAINING
         self.policy.record_request(name, now, holds)
 
     def restarts_by_itself(self, model: Model) -> bool:
@@ -149,7 +153,7 @@ class Residents:
         return model.spec.pinned or model.spec.name == self.settings.default_model
 
     def count_starting(self) -> int:
-        return sum(model.state is State.STARTING for model in self.models.values())
+        return sum(model.state is ModelState.STARTING for model in self.models.values())
 
     def list_draining(self) -> list[Model]:
         return list(self._draining.values())
@@ -192,9 +196,9 @@ class Residents:
     def find_draining_bytes(self, place: Place = None) -> int:
         """Return the bytes that draining models will free on a device, or on all devices together."""
         return sum(
-            self._count_freed_bytes(m, m.target, place)
+            self._count_freed_bytes(m, m.drain_target, place)
             for m in self._draining.values()
-            if m.target is not None
+            if m.drain_target is not None
         )
 
     def find_eviction_tier(self, name: str, stop: bool = False) -> Tier:
@@ -222,7 +226,7 @@ class Residents:
         self.costs[model.spec.name] = ModelCost(max(1, freed), max(1e-6, lost))
 
     def _find_current_tier(self, model: Model) -> Tier:
-        return model.tier if model.state is State.ASLEEP else model.spec.tiers[0]
+        return model.tier if model.state is ModelState.ASLEEP else model.spec.tiers[0]
 
     def find_lower_tier(self, model: Model) -> Tier:
         """Return the lower tier with the shortest penalty that frees device memory and whose CPU memory is available."""
@@ -234,7 +238,7 @@ class Residents:
 
     def list_evictable(self, busy: bool = False) -> list[str]:
         """Return the models whose eviction would free device memory now. `busy` includes models with running requests."""
-        ready, asleep, held = State.READY, State.ASLEEP, self.device.reserved_bytes
+        ready, asleep, held = ModelState.READY, ModelState.ASLEEP, self.device.reserved_bytes
         return [
             name
             for name, model in self.models.items()
@@ -277,7 +281,7 @@ class Residents:
             self.policy.record_load(model.spec.name, now)
 
     def record_ready(self, model: Model, now: float, seconds: float) -> None:
-        model.ready(now, seconds)
+        model.record_ready(now, seconds)
         self._reserve_host_memory(model, 0)
         self.device.record(model.spec.name, model.observed.memory)
         self.update_cost(model)
@@ -289,9 +293,11 @@ class Residents:
         self.update_cost(model)
 
     def record_failure(self, model: Model, reason: Failure, now: float, external: bool) -> None:
-        if model.state is not State.DRAINING:
+        if model.state is not ModelState.DRAINING:
             self.policy.record_eviction(model.spec.name, now)
-        model.fail(reason, now, self.settings.backoff_s, self.settings.backoff_max_s, external=external)
+        model.record_failure(
+            reason, now, self.settings.backoff_s, self.settings.backoff_max_s, external=external
+        )
         model.in_flight.clear()
         self._draining.pop(model.spec.name, None)
         self.device.record(model.spec.name, 0)

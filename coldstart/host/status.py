@@ -15,7 +15,7 @@ from math import isinf
 from typing import Any
 
 from coldstart.host.core import Core
-from coldstart.host.model_state import Model, State
+from coldstart.host.model_state import Model, ModelState
 from coldstart.system.start_progress import StartProgress
 
 # Upper limit of the fraction while a start is taking longer than estimated.
@@ -45,9 +45,9 @@ def estimate_progress(model: Model, now: float, reported: StartProgress | None =
     """Return the progress of a model at time `now`. `reported` is the progress that its starting server reported."""
     name, state = model.spec.name, str(model.state)
     step = reported.build_document() if reported else None
-    if model.state is State.READY:
+    if model.state is ModelState.READY:
         return Progress(name, state, 1.0, 0.0)
-    if model.state is not State.STARTING:
+    if model.state is not ModelState.STARTING:
         # The time until other models finish their requests is unknown.
         return Progress(name, state, 0.0)
     passed, total = now - (model.state_since or 0.0), model.observed.penalty_s(model.tier)
@@ -163,7 +163,10 @@ def _describe_host(core: Core, facts: HostFacts, now: float) -> dict[str, Any]:
 
 
 def _describe_model(core: Core, model: Model, facts: ModelFacts, now: float, began: float) -> dict[str, Any]:
-    failed, known = model.state is State.FAILED, {one.name: getattr(facts, one.name) for one in fields(facts)}
+    failed, known = (
+        model.state is ModelState.FAILED,
+        {one.name: getattr(facts, one.name) for one in fields(facts)},
+    )
     if facts.gpu_memory_bytes is None:
         del known["gpu_memory_bytes"]
     return {
@@ -173,7 +176,7 @@ def _describe_model(core: Core, model: Model, facts: ModelFacts, now: float, beg
         "progress": facts.progress.build_document() if facts.progress else None,
         "tier": model.tier.name,
         "pinned": model.spec.pinned,
-        "retired": model.retired,
+        "retired": model.is_retired,
         "memory_bytes": model.observed.memory,
         "memory_source": model.observed.source,
         "held_bytes": core.residents.device.reserved_bytes(model.spec.name),
@@ -181,7 +184,7 @@ def _describe_model(core: Core, model: Model, facts: ModelFacts, now: float, beg
         "held": len(model.waiting),
         "in_flight": len(model.in_flight),
         "hit_ratio": _ratio(facts.hits, facts.requests),
-        "failures": model.failures,
+        "failures": model.consecutive_failures,
         "error": model.error,
         "retry_in_s": max(0.0, model.retry_at - now) if failed and model.retry_at > now else None,
         "since_s": max(0.0, now - (began if model.state_since is None else model.state_since)),

@@ -15,7 +15,7 @@ from coldstart.host import configuration as host_file
 from coldstart.host.live import access_control
 from coldstart.host.live.log import Log
 from coldstart.host.live.metrics import EventRecorder, Metrics
-from coldstart.host.model_state import State
+from coldstart.host.model_state import ModelState
 from coldstart.host.policies import POLICIES
 from coldstart.host.specification import HostSettings, Tier
 from coldstart.host.status import HostFacts
@@ -59,7 +59,7 @@ def status() -> dict[str, Any]:
         "in_flight": 0,
         "held_bytes": 0,
         "gpu_memory_bytes": 0,
-        "state": State.READY,
+        "state": ModelState.READY,
     }
     host = dict.fromkeys(("memory_bytes", "memory_used_bytes", "runtime_template_bytes"), 0) | {
         "client_keys_error": ""
@@ -72,8 +72,8 @@ def test_metrics_page_names_every_metric_of_a_host() -> None:
     page = read("metrics.md")
     metrics = EventRecorder(Log(quiet=True), HostFacts(), status).metrics
     assert rows(section(page, "## Host")) == families(metrics.text())
-    assert {str(state) for state in State} == set(
-        re.findall(r"`(\w+)`", page.partition("States are")[2])[: len(State)]
+    assert {str(state) for state in ModelState} == set(
+        re.findall(r"`(\w+)`", page.partition("States are")[2])[: len(ModelState)]
     )
 
 

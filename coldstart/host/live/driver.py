@@ -24,7 +24,7 @@ from coldstart.host.live.metrics import EventRecorder
 from coldstart.host.live.profiles import MemoryMeter
 from coldstart.host.live.servers import Starter
 from coldstart.host.live.upstream import AbortedError, Replica
-from coldstart.host.model_state import State
+from coldstart.host.model_state import ModelState
 from coldstart.host.status import Progress, estimate_progress
 from coldstart.system.start_progress import StartProgress
 
@@ -156,7 +156,7 @@ class Driver(Front[Ticket]):
         while (now := self.clock()) <= deadline:
             model, server = self.core.models.get(name), self.lifecycle.replicas.get(name)
             # Without a server, the core may not have processed its exit yet, or the model is in backoff after a failure.
-            can_start = model is None or (model.state is not State.READY and now >= model.retry_at)
+            can_start = model is None or (model.state is not ModelState.READY and now >= model.retry_at)
             if server is not replica and (server is not None or can_start):
                 return model is not None
             await asyncio.sleep(LOOK_S)
@@ -176,7 +176,7 @@ class Driver(Front[Ticket]):
 
     def _find_step(self, model: str) -> StartProgress | None:
         known, replica = self.core.models.get(model), self.lifecycle.replicas.get(model)
-        return replica.server.progress if known and known.state is State.STARTING and replica else None
+        return replica.server.progress if known and known.state is ModelState.STARTING and replica else None
 
     def find_server(self, name: str | None) -> tuple[LocalReplica | None, str]:
         """Return the running server for a model name or alias (None: the default model), or None and why no server runs."""
@@ -246,7 +246,7 @@ class Driver(Front[Ticket]):
         """
         models, returns = self.core.models, self.core.residents.restarts_by_itself
         names = [model] if model is not None else [name for name, one in models.items() if not returns(one)]
-        gone = [name for name in names if models[name].state in (State.READY, State.ASLEEP)]
+        gone = [name for name in names if models[name].state in (ModelState.READY, ModelState.ASLEEP)]
         for name in gone:
             self.log.write("unload", model=name)
             self.emit(events.ServerOutdated(name, "unloaded by an operator"))

@@ -38,7 +38,7 @@ from coldstart.host.live.servers import (
 from coldstart.host.live.starter import StartOrder
 from coldstart.host.live.templates import RuntimeTemplate
 from coldstart.host.live.upstream import Replica, Upstream
-from coldstart.host.model_state import State
+from coldstart.host.model_state import ModelState
 from coldstart.host.specification import STOPPED
 
 STOPPING = "the host is stopping"
@@ -139,7 +139,7 @@ class Lifecycle:
             self.record.record_end(model)
         if replica.is_ending and replica.start_s:
             self.emit(events.TierChanged(model))
-            if (known := self.core.models.get(model)) and known.state is State.ASLEEP:
+            if (known := self.core.models.get(model)) and known.state is ModelState.ASLEEP:
                 # The server exited instead of going to sleep, so it cannot wake up.
                 self.emit(events.ServerOutdated(model, "it did not go to sleep"))
             return
@@ -259,14 +259,14 @@ class Lifecycle:
         """Apply new launch specifications and the core's settings, and retire servers whose arguments are outdated."""
         self.launches = launches
         for name, replica in list(self.replicas.items()):
-            if self.core.models[name].state is not State.STARTING:
+            if self.core.models[name].state is not ModelState.STARTING:
                 self._retire_if_outdated(replica.launch)
         self.begin()
 
     def drain(self) -> None:
         """Stop the servers that are still starting, and do not start another template."""
         for name, model in list(self.core.models.items()):
-            if model.state is State.STARTING and name in self.replicas:
+            if model.state is ModelState.STARTING and name in self.replicas:
                 self._tasks.spawn(self.replicas[name].end())
         self.template.drain()
 

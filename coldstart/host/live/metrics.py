@@ -15,7 +15,7 @@ from coldstart.contract import fallback
 from coldstart.host.configuration import HostFile
 from coldstart.host.live.log import Log
 from coldstart.host.live.servers import Ready
-from coldstart.host.model_state import State
+from coldstart.host.model_state import ModelState
 from coldstart.host.status import HostFacts
 
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -80,7 +80,10 @@ HOST = (
     StatusMetric("model_held_bytes", "Memory reserved for the model.", "models.held_bytes"),
     StatusMetric("model_gpu_memory_bytes", "GPU memory of the model's server.", "models.gpu_memory_bytes"),
     StatusMetric(
-        "model_state", "1 for the state of the model, else 0.", "models.state", choices=(*map(str, State),)
+        "model_state",
+        "1 for the state of the model, else 0.",
+        "models.state",
+        choices=(*map(str, ModelState),),
     ),
 )
 

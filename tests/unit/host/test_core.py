@@ -26,7 +26,7 @@ from coldstart.host.events import (
     Tick,
     TierChanged,
 )
-from coldstart.host.model_state import State
+from coldstart.host.model_state import ModelState
 from coldstart.host.specification import HostSettings, ModelSpec, Tier, stopped
 from coldstart.host.status import HostFacts, estimate_progress
 
@@ -44,7 +44,7 @@ class Driver:
     def up(self, name: str, now: float) -> None:
         """Serve one request until now."""
         self(now, RequestArrived(f"up-{name}", name), ModelReady(name, 1.0), RequestEnded(f"up-{name}"))
-        assert self.core.models[name].state is State.READY
+        assert self.core.models[name].state is ModelState.READY
 
 
 def _start(name: str, tier: str = "stopped") -> tuple[str, str, str]:
@@ -123,19 +123,26 @@ def test_a_failed_start_answers_its_own_requests_and_no_others() -> None:
 def test_requests_wait_for_the_next_start_until_three_in_a_row_were_killed() -> None:
     host = Driver(backoff_s=2.0)
     assert _brief(host(0.0, RequestArrived("1", "a"))) == [_start("a")]
-    assert host(1.0, ModelFailed("a", "killed", external=True)) == []
+    assert host(1.0, ModelFailed("a", "killed", has_external_cause=True)) == []
     assert host(1.5, RequestArrived("2", "a")) == [] and host.core.deadline() == 3.0
     assert _brief(host(3.0, Tick())) == [_start("a")]
-    assert host(4.0, ModelFailed("a", "killed", external=True)) == []
+    assert host(4.0, ModelFailed("a", "killed", has_external_cause=True)) == []
     assert _brief(host(6.0, Tick())) == [_start("a")]
-    assert _brief(host(7.0, ModelFailed("a", "killed", external=True))) == [(503, "1"), (503, "2")]
+    assert _brief(host(7.0, ModelFailed("a", "killed", has_external_cause=True))) == [(503, "1"), (503, "2")]
     assert _brief(host(7.5, RequestArrived("3", "a"))) == [(503, "3")], "no start during the back-off"
     assert _brief(host(9.0, RequestArrived("4", "a"))) == [_start("a")]
     assert _brief(host(10.0, ModelReady("a", 1.0))) == [("4", "a")]
     assert _brief(
-        host(11.0, RequestEnded("4"), ModelFailed("a", "killed", external=True), RequestArrived("5", "a"))
+        host(
+            11.0,
+            RequestEnded("4"),
+            ModelFailed("a", "killed", has_external_cause=True),
+            RequestArrived("5", "a"),
+        )
     ) == [_start("a")]
-    assert host(12.0, ModelFailed("a", "killed", external=True)) == [], "a start has succeeded in between"
+    assert host(12.0, ModelFailed("a", "killed", has_external_cause=True)) == [], (
+        "a start has succeeded in between"
+    )
 
 
 def test_model_that_dies_while_stopping_has_stopped() -> None:
@@ -143,7 +150,9 @@ def test_model_that_dies_while_stopping_has_stopped() -> None:
     host.up("a", 1.0)
     host(2.0, RequestArrived("r", "b"))
     assert _brief(host(3.0, ModelFailed("a", "killed"))) == [_start("b")]
-    assert host.core.models["a"].state is State.STOPPED and host.core.models["a"].failures == 0
+    assert (
+        host.core.models["a"].state is ModelState.STOPPED and host.core.models["a"].consecutive_failures == 0
+    )
 
 
 def test_pending_request_is_refused_after_its_time_limit() -> None:
@@ -180,7 +189,9 @@ def test_a_model_goes_to_sleep_where_host_memory_allows_and_stops_where_not() ->
     assert _brief(host(4.0, RequestArrived("2", "c"))) == [("leave", "b", "stopped")], "host memory is full"
     host(5.0, TierChanged("b"), ModelReady("c", 9.0), RequestEnded("2"))
     host(6.0, RequestArrived("3", "a"), TierChanged("c"))
-    assert host.core.models["a"].state is State.STARTING and host.core.models["a"].tier.name == "asleep-1"
+    assert (
+        host.core.models["a"].state is ModelState.STARTING and host.core.models["a"].tier.name == "asleep-1"
+    )
 
 
 def test_reconfiguration_adds_and_removes_models_after_their_streams() -> None:
@@ -198,9 +209,9 @@ def test_reconfiguration_adds_and_removes_models_after_their_streams() -> None:
 def test_an_order_of_an_operator_is_no_request_for_the_statistics_and_the_policy() -> None:
     host, seen = Driver(), list[str]()
     host.core.residents.policy.record_request = lambda model, now, resident: seen.append(model)  # type: ignore[method-assign]
-    assert _brief(host(0.0, RequestArrived("order", "a", counted=False))) == [_start("a")]
+    assert _brief(host(0.0, RequestArrived("order", "a", is_client_request=False))) == [_start("a")]
     assert _brief(host(1.0, ModelReady("a", 1.0))) == [("order", "a")]
-    assert _brief(host(2.0, RequestArrived("again", "a", counted=False))) == [("again", "a")]
+    assert _brief(host(2.0, RequestArrived("again", "a", is_client_request=False))) == [("again", "a")]
     assert (host.core.requests, host.core.hits, seen) == (0, 0, [])
     host(3.0, RequestArrived("r", "a"))
     assert (host.core.requests, host.core.hits, seen) == (1, 1, ["a"])
@@ -229,7 +240,7 @@ def test_default_model_does_not_return_when_it_is_no_longer_configured() -> None
 def test_order_renews_the_idle_time_of_a_model_that_is_ready() -> None:
     host = Driver(ModelSpec.with_two_tiers("a", 10, 5.0, idle_s=100.0))
     host.up("a", 0.0)
-    order = RequestArrived("order", "a", counted=False)
+    order = RequestArrived("order", "a", is_client_request=False)
     assert _brief(host(90.0, order, RequestEnded("order"))) == [("order", "a")] and host(150.0, Tick()) == []
     assert _brief(host(190.0, Tick())) == [("leave", "a", "stopped")]
     assert host.core.requests == 1

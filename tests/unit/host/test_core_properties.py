@@ -22,12 +22,12 @@ from coldstart.host.events import (
     Tick,
     TierChanged,
 )
-from coldstart.host.model_state import State
+from coldstart.host.model_state import ModelState
 from coldstart.host.policies import POLICIES
 from coldstart.host.specification import HostSettings, ModelSpec, Tier, stopped
 
 NAMES = [f"m{i}" for i in range(6)]
-SERVING = (State.READY, State.DRAINING)
+SERVING = (ModelState.READY, ModelState.DRAINING)
 """A model may have to drain at the event that made it ready."""
 
 
@@ -126,7 +126,7 @@ class Host(RuleBasedStateMachine):
     def start_ends(self, data: st.DataObject, fails: bool) -> None:
         name = data.draw(st.sampled_from(sorted(self.starting)))
         self.starting.remove(name)
-        failed = ModelFailed(name, "no luck", external=data.draw(st.booleans()))
+        failed = ModelFailed(name, "no luck", has_external_cause=data.draw(st.booleans()))
         self.tell(failed if fails else ModelReady(name, 4.0))
 
     @precondition(lambda self: self.leaving)
@@ -149,7 +149,7 @@ class Host(RuleBasedStateMachine):
     def server_dies(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(set(self.running.values()))))
         self.running = {request: model for request, model in self.running.items() if model != name}
-        self.tell(ModelFailed(name, "killed", external=data.draw(st.booleans())))
+        self.tell(ModelFailed(name, "killed", has_external_cause=data.draw(st.booleans())))
 
     @invariant()
     def memory_adds_up(self) -> None:
@@ -158,7 +158,7 @@ class Host(RuleBasedStateMachine):
                 used = sum(memory.reserved_bytes(name, place) for name in NAMES)
                 assert used == memory.limit(place) - memory.free(place) <= memory.limit(place)
         for name, model in self.core.models.items():
-            if model.resident:
+            if model.is_resident:
                 assert (
                     self.core.residents.device.reserved_bytes(name) == model.observed.memory or self.leaving
                 )
@@ -170,7 +170,7 @@ class Host(RuleBasedStateMachine):
     @invariant()
     def limits_hold(self) -> None:
         models = self.core.models.values()
-        assert sum(model.state is State.STARTING for model in models) <= self.settings.loaders
+        assert sum(model.state is ModelState.STARTING for model in models) <= self.settings.loaders
         assert len(self.core.agenda.waiting) <= self.settings.max_held
         assert sorted(self.waiting) == sorted(w for w in self.waiting if w in self.core.agenda.waiting)
 
