@@ -45,7 +45,7 @@ from attacks.second_user import (
 from coldstart.artifacts import ownership, sign
 from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.store import Store
-from tools.bundles import CODE, key, provenance, write_tree
+from tools.bundles import CODE, publish_sections, write_tree
 
 from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import template_pool
@@ -92,9 +92,8 @@ def victim(
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     fake_engine("serves")
     store = Store(paths.Cache.at().bundles)
-    with store.open_draft(key()) as draft:
-        draft.add_tree("compile", write_tree(tmp_path / "code", CODE))
-        bundle = draft.publish(provenance(), signer=sign.load_host_key(paths.state_dir()))
+    signer = sign.load_host_key(paths.state_dir())
+    bundle = publish_sections(store, signer=signer, compile=write_tree(tmp_path / "code", CODE))
     code = unpack_section(bundle, "compile", paths.Cache.at().unpacked, inspection.trust)
     image = runtime_image.choose_engine_image_directory(paths.Cache.at().runtimes, bundle.digest)
     with runtime_image.publish_image(image) as partial:

@@ -13,7 +13,7 @@ from coldstart.artifacts.bundle import Bundle, accept_any
 from coldstart.artifacts.errors import ExposedKeyError, InvalidNameError
 from coldstart.artifacts.key import Key
 from coldstart.artifacts.store import Store
-from tools.bundles import provenance, publish
+from tools.bundles import publish, publish_sections
 from tools.command_line import Run
 
 from coldstart.contract.arguments import Arguments
@@ -109,15 +109,11 @@ def test_only_unsigned_bundle_needs_untrusted_option(run: Run, home: Path, model
 def test_untrusted_weights_are_named_unverified(local: bool, store: Store, model: str, wanted: Key) -> None:
     """Weights that match a list of digests from an untrusted bundle are not verified."""
     plan = {"chunk": 16, "files": [{"name": "evil.safetensors", "size": 0, "chunks": [], "tensors": []}]}
-    with store.open_draft(wanted) as draft:
-        draft.add_json("weights", plan)
-        draft.publish(provenance())
+    publish_sections(store, wanted, weights=plan)
     (Path(model) / "model.safetensors").unlink(missing_ok=not local)
     if local:
         wanted = keys.compose(resolution.resolve(model), Arguments())
-        with store.open_draft(wanted) as draft:
-            draft.add_json("weights", plan)
-            draft.publish(provenance())
+        publish_sections(store, wanted, weights=plan)
     with pytest.raises(NoBundleError):
         ask.resolve(model, cache=Cache.at(), weights_from="http://127.0.0.1:1/w")
     asked = ask.resolve(model, cache=Cache.at(), weights_from="http://127.0.0.1:1/w", accepts=accept_any)

@@ -16,7 +16,7 @@ from coldstart.artifacts import ownership, sign
 from coldstart.artifacts.bundle import Bundle, TrustCheck
 from coldstart.artifacts.errors import UntrustedError
 from coldstart.artifacts.store import Store
-from tools.bundles import CODE, key, provenance, publish, write_tree
+from tools.bundles import CODE, damage, key, provenance, publish, write_tree
 
 import coldstart
 from coldstart.models import inspection, tiny
@@ -106,13 +106,11 @@ def test_malformed_signature(payload: bytes, store: Store, tmp_path: Path) -> No
 
 
 def test_replaced_code_is_found_after_signing(store: Store, tmp_path: Path) -> None:
-    from coldstart.artifacts.blobs import blob_path
     from coldstart.artifacts.errors import BundleError
 
     bundle = _bundle(store, tmp_path, sign.load_host_key(tmp_path / "state"))
     trust = sign.TrustStore(sign.trust_dir(tmp_path / "state"))
-    path = blob_path(store.root, bundle.find_readable_section("compile").digest)
-    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    damage(bundle, "compile")
     with pytest.raises(BundleError) as caught:
         bundle.extract_section("compile", tmp_path / "out", trust=trust)
     assert caught.value.code == "CS-DIGEST"

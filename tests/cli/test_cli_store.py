@@ -11,7 +11,7 @@ from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
 from support.graphs_tools import proven
-from tools.bundles import flip, key, provenance, publish
+from tools.bundles import KV, flip, key, publish, publish_sections
 from tools.command_line import Run
 
 from coldstart.models import inspection
@@ -66,9 +66,7 @@ def test_inspect_shows_all_parts(run: Run, bundle: Bundle) -> None:
     ],
 )
 def test_inspect_shows_the_start_that_proved_the_bundle(run: Run, stages: object, shown: str) -> None:
-    with Store(Cache.at().bundles).open_draft(key()) as draft:
-        draft.add_json("stages", stages)
-        made = draft.publish(provenance())
+    made = publish_sections(Store(Cache.at().bundles), stages=stages)
     assert shown in run("inspect", made.digest).stdout
 
 
@@ -164,9 +162,7 @@ def test_pull_reports_the_damaged_blobs_that_it_replaces(run: Run, bundle: Bundl
 
 
 def test_a_damaged_manifest_is_not_called_trusted(run: Run) -> None:
-    with Store(Cache.at().bundles).open_draft(key()) as draft:
-        draft.add_json("kv", {"blocks": 3})
-        bundle = draft.publish(provenance(), signer=sign.load_host_key(paths.state_dir()))
+    bundle = publish_sections(Store(Cache.at().bundles), signer=sign.load_host_key(paths.state_dir()), kv=KV)
     assert json.loads(run("list", "--format", "json").stdout)["bundles"][0]["trusted"]
     flip(blob_path(bundle.layout.root, bundle.digest), 3)
     assert not json.loads(run("list", "--format", "json").stdout)["bundles"][0]["trusted"]
@@ -181,9 +177,7 @@ def _pem(home: Path, name: str) -> str:
 
 def test_trust_remove_refuses_a_bundle_when_its_verification_was_remembered(run: Run, home: Path) -> None:
     maker = sign.load_host_key(home / "state-of-maker")
-    with Store(Cache.at().bundles).open_draft(key()) as draft:
-        draft.add_json("kv", {"blocks": 3})
-        made = draft.publish(provenance(), signer=maker)
+    made = publish_sections(Store(Cache.at().bundles), signer=maker, kv=KV)
     for name in ("maker", "again"):  # one key under two names
         run("trust", "add", _pem(home, "maker"), "--name", name)
     assert inspection.trust(made).ok
@@ -226,17 +220,9 @@ def test_an_ambiguous_name_lists_each_bundle_on_a_line(run: Run, bundle: Bundle,
 GOLDEN = Path(__file__).parent.parent / "golden" / "graphs" / "inspect.txt"
 
 
-def publish_graphs(section: Path | None, **stages: object) -> Bundle:
-    with Store(Cache.at().bundles).open_draft(key()) as draft:
-        draft.add_json("stages", {"ready_s": 1.5} | stages)
-        if section:
-            draft.add_tree("graphs", section)
-        return draft.publish(provenance(), signer=sign.load_host_key(paths.state_dir()))
-
-
 def test_inspect_shows_the_graphs(run: Run, home: Path, tmp_path: Path) -> None:
     proven(tmp_path / "section")
-    publish_graphs(tmp_path / "section")
+    publish_sections(Store(Cache.at().bundles), stages={"ready_s": 1.5}, graphs=tmp_path / "section")
     shown = run("inspect", "org/tiny").stdout
     steady = re.sub(r"\b[0-9a-f]{64}\b", "...", shown[shown.index("CUDA graphs\n") :])
     if os.environ.get("COLDSTART_REFRESH_GOLDEN"):
@@ -249,6 +235,7 @@ def test_inspect_shows_the_graphs(run: Run, home: Path, tmp_path: Path) -> None:
 
 
 def test_inspect_shows_why_a_bundle_has_no_graphs(run: Run, home: Path) -> None:
-    publish_graphs(None, **{NOT_MADE: {"graphs": "the installed vLLM runs on the processor"}})
+    not_made = {"graphs": "the installed vLLM runs on the processor"}
+    publish_sections(Store(Cache.at().bundles), stages={"ready_s": 1.5, NOT_MADE: not_made})
     assert "no graphs  the installed vLLM runs on the processor" in run("inspect", "org/tiny").stdout
     assert json.loads(run("inspect", "org/tiny", "--format", "json").stdout)["not_made"]["graphs"]

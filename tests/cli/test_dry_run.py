@@ -10,7 +10,7 @@ import pytest
 from coldstart.artifacts import sign
 from coldstart.artifacts.store import Store
 from tools import tiny_models
-from tools.bundles import CODE, KV, provenance, write_tree
+from tools.bundles import CODE, KV, publish_sections, write_tree
 from tools.command_line import Run
 
 from coldstart.models import inspection
@@ -49,12 +49,15 @@ def model(home: Path, run: Run) -> Path:
     """A local model with a signed bundle that nothing has looked at yet."""
     model = Path(shutil.copytree(tiny_models.shared("tiny-llama"), home / "my-model"))
     wanted = inspection.look_up(str(model)).key
-    with Store(Cache.at().bundles).open_draft(wanted) as draft:
-        draft.add_json("kv", KV)
-        draft.add_json("modelinfo", {"vllm_modelinfos": {"llama.json": "{}"}})
-        draft.add_json("weights", weights_plan.plan(model))
-        draft.add_tree("compile", write_tree(home / "code", CODE))
-        draft.publish(provenance(), signer=sign.load_host_key(paths.state_dir()))
+    publish_sections(
+        Store(Cache.at().bundles),
+        wanted,
+        signer=sign.load_host_key(paths.state_dir()),
+        kv=KV,
+        modelinfo={"vllm_modelinfos": {"llama.json": "{}"}},
+        weights=weights_plan.plan(model),
+        compile=write_tree(home / "code", CODE),
+    )
     shutil.rmtree(paths.state_dir() / "verdicts", ignore_errors=True)
     shutil.rmtree(paths.state_dir() / "compared", ignore_errors=True)
     return model

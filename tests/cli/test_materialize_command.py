@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import yaml
-from coldstart.artifacts import blobs, remote
+from coldstart.artifacts import remote
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
 from coldstart.commands import cli
 from tools import bundles, tiny_models
-from tools.bundles import key, provenance, publish
+from tools.bundles import damage, publish, publish_sections
 
 from coldstart.contract.arguments import Arguments
 from coldstart.materialize import materialize
@@ -62,10 +62,9 @@ def test_materialize_reports_missing_sections(
 
     def make(lookup: Lookup, options: Options, phase: object) -> Bundle:
         asked.append(options)
-        with Store(Cache.at().bundles).open_draft(key()) as draft:
-            draft.add_json("iterations", {"prefill": [[1, 0.5]], "left_out": {"prefill": [512, 1024]}})
-            draft.add_json("stages", {inspection.NOT_MADE: {"compile": "PicklingError"}})
-            return draft.publish(provenance())
+        iterations = {"prefill": [[1, 0.5]], "left_out": {"prefill": [512, 1024]}}
+        stages = {inspection.NOT_MADE: {"compile": "PicklingError"}}
+        return publish_sections(Store(Cache.at().bundles), iterations=iterations, stages=stages)
 
     monkeypatch.setattr(materialize, "materialize", make)
     with pytest.raises(SystemExit):
@@ -98,14 +97,8 @@ def validate(bundle: Bundle, *arguments: str, word: str = bundles.NAME) -> int:
     return ended.value.code
 
 
-def damage(bundle: Bundle) -> None:
-    path = blobs.blob_path(bundle.layout.root, bundle.find_readable_section("kv").digest)
-    path.chmod(0o600)
-    path.write_bytes(bytes(len(path.read_bytes())))
-
-
 def test_validate_names_the_damaged_section(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
-    damage(bundle)
+    damage(bundle, "kv")
     assert validate(bundle, "--format", "json") == 1
     shown = capsys.readouterr()
     found = json.loads(shown.out)
@@ -115,7 +108,7 @@ def test_validate_names_the_damaged_section(bundle: Bundle, capsys: pytest.Captu
 
 
 def test_each_format_is_alone_on_stdout(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
-    damage(bundle)
+    damage(bundle, "kv")
     shown = {}
     for name in ("junit", "github"):
         assert validate(bundle, "--format", name) == 1
@@ -128,7 +121,7 @@ def test_a_damaged_bundle_is_whole_after_another_pull(
     bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bundles.publish(Store(tmp_path / "other"), tmp_path / "scratch")
-    damage(bundle)
+    damage(bundle, "kv")
     assert validate(bundle) == 1
     assert "hint: fetch the bundle again: coldstart pull ADDRESS;" in capsys.readouterr().out
     assert remote.pull(Store(bundle.layout.root), str(tmp_path / "other")) == bundle
@@ -204,12 +197,6 @@ class Runner:
         return done.returncode, "\n".join([done.stdout, done.stderr, *written])
 
 
-def alter(store: Store, bundle: Bundle) -> None:
-    path = blobs.blob_path(store.root, bundle.find_readable_section("compile").digest)
-    path.chmod(0o600)
-    bundles.flip(path, 20)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("variables", "lines"), list(jobs()))
 def test_a_sound_bundle_passes(tmp_path: Path, variables: Mapping[str, str], lines: list[str]) -> None:
@@ -226,7 +213,7 @@ def test_bundle_altered_at_its_source_is_not_accepted(
     tmp_path: Path, variables: Mapping[str, str], lines: list[str]
 ) -> None:
     runner = Runner(tmp_path, variables)
-    alter(runner.origin, runner.bundle)
+    damage(runner.bundle, "compile")
     lines = [line for line in lines if "pip install" not in line]
     results = [runner.run(line) for line in lines]
     (pulled,) = [result for line, result in zip(lines, results, strict=True) if "coldstart pull" in line]

@@ -12,7 +12,7 @@ import pytest
 from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
-from tools.bundles import CODE, key, provenance, write_tree
+from tools.bundles import CODE, publish_sections, write_tree
 
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system import paths
@@ -85,11 +85,8 @@ def publish(home: Path, store: Store, tmp_path: Path) -> Publish:
     """Return publish(**sections), which creates a bundle with code and JSON sections, signed by this user's key."""
 
     def make(signer: sign.HostKey | None = None, **sections: object) -> Bundle:
-        scratch = tmp_path / "scratch"
-        with store.open_draft(key()) as draft:
-            draft.add_tree("compile", write_tree(scratch / "compile", CODE))
-            for name, value in sections.items():
-                draft.add_json(name, value)
-            return draft.publish(provenance(), signer=signer or sign.load_host_key(paths.state_dir()))
+        code = write_tree(tmp_path / "scratch" / "compile", CODE)
+        signer = signer or sign.load_host_key(paths.state_dir())
+        return publish_sections(store, signer=signer, compile=code, **sections)
 
     return make

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import zstandard
 from coldstart.artifacts import oci
+from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.key import Key
 from coldstart.artifacts.manifest import SECTION_TYPES, Manifest, Provenance
@@ -67,6 +68,19 @@ def publish(
         return draft.publish(made, signer=signer)
 
 
+def publish_sections(
+    store: Store, wanted: Key | None = None, *, signer: Signer | None = None, **sections: object
+) -> Bundle:
+    """Publish a bundle of these sections: a path is a tree, and every other value a document."""
+    with store.open_draft(wanted or key()) as draft:
+        for name, value in sections.items():
+            if isinstance(value, Path):
+                draft.add_tree(name, value)
+            else:
+                draft.add_json(name, value)
+        return draft.publish(provenance(), signer=signer)
+
+
 def forge(store: Store, blob: bytes, section: str = "compile", media_type: str | None = None) -> Bundle:
     """Create a bundle whose only section is `blob`, with correct digests."""
     with store.open_draft(key()) as draft:
@@ -120,6 +134,11 @@ def member(name: str, **changes: object) -> tarfile.TarInfo:
     for attribute, value in changes.items():
         setattr(info, attribute, value)
     return info
+
+
+def damage(bundle: Bundle, section: str) -> None:
+    """Flip one bit of the blob of a section."""
+    flip(blob_path(bundle.layout.root, bundle.find_readable_section(section).digest), -1)
 
 
 def flip(path: Path, position: int) -> None:

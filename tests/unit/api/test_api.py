@@ -15,7 +15,7 @@ from coldstart.artifacts.bundle import Bundle, accept_any
 from coldstart.artifacts.errors import DestinationExistsError
 from coldstart.artifacts.store import BundleNotFoundError
 from coldstart.artifacts.store import Store as BundleStore
-from tools.bundles import NAME, provenance, publish
+from tools.bundles import NAME, provenance, publish, publish_sections
 
 from coldstart import api
 from coldstart.api.bundles import Store
@@ -146,9 +146,8 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[ServeRequest]:
 
 
 def _publish(lookup: Lookup, options: Options, phase: object) -> Bundle:
-    with lookup.store.open_draft(lookup.key) as draft:
-        draft.add_json("kv", {"bytes": 1})
-        return draft.publish(provenance(), signer=sign.load_host_key(paths.state_dir()))
+    signer = sign.load_host_key(paths.state_dir())
+    return publish_sections(lookup.store, lookup.key, signer=signer, kv={"bytes": 1})
 
 
 def test_serve_starts_without_a_bundle_after_warning(model: str, fake_engine: Callable[[str], None]) -> None:

@@ -17,7 +17,7 @@ from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.bundle import Bundle, accept_any
 from coldstart.artifacts.errors import BundleError, NoSpaceError, ReadOnlyStoreError
 from coldstart.artifacts.store import Store
-from tools.bundles import KV, flip, key, provenance, publish
+from tools.bundles import KV, flip, key, provenance, publish, publish_sections
 
 from coldstart.validate.checks import check
 
@@ -42,10 +42,7 @@ def _status(child: int) -> int:
 
 
 def _small(store: Store, run: int) -> Bundle:
-    with store.open_draft(key()) as draft:
-        draft.add_json("kv", KV | {"run": run})
-        draft.add_json("stages", {"seconds": [run] * 50})
-        return draft.publish(provenance())
+    return publish_sections(store, kv=KV | {"run": run}, stages={"seconds": [run] * 50})
 
 
 def _check_whole(store: Store) -> int:

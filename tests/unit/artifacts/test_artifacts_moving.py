@@ -16,7 +16,7 @@ from coldstart.artifacts.errors import DigestMismatchError, InvalidReferenceErro
 from coldstart.artifacts.oci_layout import OciLayout
 from coldstart.artifacts.store import Store
 from support.registry import host
-from tools.bundles import flip, keep, key, provenance, publish, write_tree
+from tools.bundles import damage, keep, key, provenance, publish, publish_sections, write_tree
 
 from coldstart.validate.checks import check
 
@@ -24,10 +24,9 @@ __all__ = ["host"]
 
 
 def _signed(store: Store, scratch: Path) -> Bundle:
-    with store.open_draft(key()) as draft:
-        draft.add_json("kv", {"blocks": 3})
-        draft.add_tree("compile", write_tree(scratch / "code", {"k.so": b"x" * 100, "empty": b""}))
-        return draft.publish(provenance(), signer=sign.load_host_key(scratch / "state"))
+    code = write_tree(scratch / "code", {"k.so": b"x" * 100, "empty": b""})
+    signer = sign.load_host_key(scratch / "state")
+    return publish_sections(store, signer=signer, kv={"blocks": 3}, compile=code)
 
 
 def _same(found: Bundle, bundle: Bundle, scratch: Path) -> None:
@@ -62,7 +61,7 @@ def test_extracted_archive_is_a_readable_store(store: Store, tmp_path: Path) -> 
 
 def test_a_damaged_bundle_is_not_exported(store: Store, tmp_path: Path) -> None:
     bundle = _signed(store, tmp_path)
-    blob_path(store.root, bundle.find_readable_section("kv").digest).write_bytes(b"{}")
+    damage(bundle, "kv")
     with pytest.raises(DigestMismatchError):
         export_archive([bundle], tmp_path / "one.tar")
     assert not list(tmp_path.glob("*.tar")) and not list(tmp_path.glob(".*"))
@@ -153,9 +152,8 @@ def test_the_installed_hub_client_takes_the_calls_that_are_made(tmp_path: Path) 
 
 
 def test_a_bundle_and_its_signature_survive_the_round_trip(host: str, store: Store, tmp_path: Path) -> None:
-    with store.open_draft(key()) as draft:
-        draft.add_tree("compile", write_tree(tmp_path / "code", {"k.so": b"x" * 9000}))
-        bundle = draft.publish(provenance(), signer=sign.load_host_key(tmp_path / "state"))
+    code = write_tree(tmp_path / "code", {"k.so": b"x" * 9000})
+    bundle = publish_sections(store, signer=sign.load_host_key(tmp_path / "state"), compile=code)
     address = remote.push(bundle, f"oci://{host}/models/tiny:v1")
     assert address == f"oci://{host}/models/tiny@{bundle.digest}"
     for number, source in enumerate((address, f"oci://{host}/models/tiny:v1")):
@@ -183,7 +181,7 @@ def test_second_push_uploads_nothing_and_keeps_signatures(host: str, store: Stor
 
 def test_a_damaged_blob_is_not_pushed(host: str, store: Store, tmp_path: Path) -> None:
     bundle = publish(store, tmp_path, run="damaged")
-    flip(blob_path(store.root, bundle.find_readable_section("kv").digest), 3)
+    damage(bundle, "kv")
     with pytest.raises(DigestMismatchError):
         remote.push(bundle, f"oci://{host}/damaged/tiny:v1")
     with pytest.raises(MissingBlobError):

@@ -12,7 +12,7 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
 from support.graphs_worker import KEYS, Change, Rounds
 from support.graphs_worker import start as start_worker
-from tools.bundles import key, provenance
+from tools.bundles import publish_sections
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.graphs import EngineTask
@@ -52,10 +52,8 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def publish(place: Path, section: Path, *, signed: bool = True, **kv: Any) -> Bundle:
-    with Store(place / "store").open_draft(key()) as draft:
-        draft.add_tree("graphs", section)
-        draft.add_json("kv", {"bytes": 1 << 20} | kv)
-        return draft.publish(provenance(), signer=sign.load_host_key(paths.state_dir()) if signed else None)
+    signer = sign.load_host_key(paths.state_dir()) if signed else None
+    return publish_sections(Store(place / "store"), signer=signer, graphs=section, kv={"bytes": 1 << 20} | kv)
 
 
 def prepared(bundle: Bundle, place: Path) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from coldstart.artifacts import sign
 from coldstart.artifacts.store import Store
-from tools.bundles import key, provenance
+from tools.bundles import publish_sections
 from tools.command_line import Run, run
 
 from coldstart.contract.arguments import Arguments
@@ -204,9 +204,8 @@ def started(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
     monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
     (tmp_path / "section" / "triton" / "abc").mkdir(parents=True)
     (tmp_path / "section" / "triton" / "abc" / "x.json").write_text(json.dumps({}))
-    with Store(Cache.at().bundles).open_draft(key()) as draft:
-        draft.add_tree("compile", tmp_path / "section")
-        bundle = draft.publish(provenance(), signer=sign.load_host_key(paths.state_dir()))
+    signer = sign.load_host_key(paths.state_dir())
+    bundle = publish_sections(Store(Cache.at().bundles), signer=signer, compile=tmp_path / "section")
     lookup = Lookup(
         ResolvedModel("tiny", None, "org/tiny", None, {}), Arguments(), Cache.at(), bundle.key, bundle
     )

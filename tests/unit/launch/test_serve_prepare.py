@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 from coldstart.artifacts import sign
-from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
-from tools.bundles import CODE, flip, key, provenance
+from tools.bundles import CODE, damage, publish_sections
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
@@ -61,11 +60,11 @@ def test_complete_bundle_is_used(publish: Publish, model: ResolvedModel) -> None
 def test_compiled_code_that_could_not_be_made_is_missing_for_that_reason(
     store: Store, model: ResolvedModel
 ) -> None:
-    with store.open_draft(key()) as draft:
-        draft.add_json("kv", KV)
-        draft.add_json("modelinfo", {"canary": CANARY})
-        draft.add_json("stages", {inspection.NOT_MADE: {"compile": "PicklingError"}})
-        bundle = draft.publish(provenance(), signer=sign.load_host_key(paths.state_dir()))
+    signer, stages = (
+        sign.load_host_key(paths.state_dir()),
+        {inspection.NOT_MADE: {"compile": "PicklingError"}},
+    )
+    bundle = publish_sections(store, signer=signer, kv=KV, modelinfo={"canary": CANARY}, stages=stages)
     assert reasons(prepare_plan(bundle, model)) == {
         "compile": "the bundle has no compiled code: PicklingError"
     }
@@ -74,7 +73,7 @@ def test_compiled_code_that_could_not_be_made_is_missing_for_that_reason(
 @pytest.mark.parametrize("section", ["kv", "modelinfo", "compile"])
 def test_a_damaged_section_is_a_reason(publish: Publish, model: ResolvedModel, section: str) -> None:
     bundle = publish(kv=KV, modelinfo={"canary": CANARY})
-    flip(blob_path(bundle.layout.root, bundle.find_readable_section(section).digest), 3)
+    damage(bundle, section)
     plan = prepare_plan(bundle, model)
     assert list(reasons(plan)) == [section] and "[CS-DIGEST]" in reasons(plan)[section]
     if section == "compile":

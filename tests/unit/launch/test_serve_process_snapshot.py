@@ -14,7 +14,7 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import UntrustedError
 from coldstart.artifacts.store import Store
 from support.engines import FakeThawed
-from tools.bundles import key, provenance, write_tree
+from tools.bundles import publish_sections, write_tree
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
@@ -83,8 +83,7 @@ def frozen(store: Store, scratch: Path, signer: sign.HostKey | None = None, **ch
 
 
 def keep(store: Store, tree: Path, signer: sign.HostKey | None = None) -> Bundle:
-    with store.open_draft(key()) as draft:
-        bundle = draft.publish(provenance(), signer=signer or sign.load_host_key(paths.state_dir()))
+    bundle = publish_sections(store, signer=signer or sign.load_host_key(paths.state_dir()))
     with runtime_image.publish_image(
         runtime_image.choose_engine_image_directory(Cache.at().runtimes, bundle.digest)
     ) as image:

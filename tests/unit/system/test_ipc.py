@@ -3,11 +3,9 @@
 import os
 import resource
 import select
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -100,14 +98,6 @@ def test_too_many_descriptors_are_refused(pair: Pair) -> None:
         socket.send_fds(client.socket, [b" "], [0] * 5)
     with pytest.raises(MalformedMessageError, match="too many descriptors"):
         server.receive_request()
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    """A short path, because the length of Unix socket paths is limited."""
-    root = Path(tempfile.mkdtemp(prefix="cs-"))
-    yield root
-    shutil.rmtree(root)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from coldstart.artifacts import blobs, sign
+from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
 from safetensors.numpy import load_file, save_file
@@ -194,16 +194,8 @@ def test_a_bundle_is_validated_with_its_own_weights(
         assert f"coldstart materialize {other} --force -- --max-model-len 512" in finding.hint
 
 
-def damage(bundle: Bundle, section: str) -> None:
-    path = blobs.blob_path(bundle.layout.root, bundle.find_readable_section(section).digest)
-    path.chmod(0o600)
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-
-
 def test_damage_is_found_by_checksum_and_not_by_manifest(bundle: Bundle) -> None:
-    damage(bundle, "compile")
+    bundles.damage(bundle, "compile")
     assert check_bundle(bundle, "manifest").findings == ()
     report = check_bundle(bundle, "checksum")
     assert [finding.subject for finding in report.findings] == ["compile"]

@@ -1,19 +1,15 @@
 """Routes of the gateway: models, health, metrics, status, keys and unload."""
 
 import ssl
-from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import aiohttp
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
+from support.certificates import write_certificate
 from support.fake_upstream import TWO, Stage, staged, wait_until
 
 from coldstart.contract.fallback import Fallback
@@ -173,30 +169,6 @@ def test_metrics_contain_counters_and_status() -> None:
     assert samples[("memory_limit_bytes",)] == 15
 
 
-def write_certificate(directory: Path, name: str) -> tuple[Path, Path]:
-    """Write a certificate of 127.0.0.1 with this subject, and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-    now = datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    (directory / "new.key").write_bytes(key.private_bytes(serialization.Encoding.PEM, *form))
-    (directory / "new.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    return (directory / "new.pem").replace(directory / "cert.pem"), (directory / "new.key").replace(
-        directory / "key.pem"
-    )
-
-
 async def accepts(stage: Stage, trusted: Path) -> bool:
     """Return whether a client that trusts one certificate alone gets an answer."""
     context = ssl.create_default_context(cafile=trusted)
@@ -211,7 +183,7 @@ async def accepts(stage: Stage, trusted: Path) -> bool:
 
 
 async def test_request_over_tls_succeeds(tmp_path: Path) -> None:
-    cert, key = write_certificate(tmp_path, "first")
+    cert, key = write_certificate(tmp_path)
     endpoint = GatewayEndpoint(tls_cert=cert, tls_key=key)
     async with staged(tmp_path, gateway={"endpoint": endpoint}) as stage:
         assert stage.url.startswith("https://") and await accepts(stage, cert)
@@ -219,7 +191,7 @@ async def test_request_over_tls_succeeds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("broken", ["cert.pem", "key.pem"])
 def test_listen_reports_a_certificate_that_cannot_be_used(tmp_path: Path, broken: str) -> None:
-    cert, key = write_certificate(tmp_path, "first")
+    cert, key = write_certificate(tmp_path)
     (tmp_path / broken).write_text("nothing")
     endpoint = GatewayEndpoint(port=0, tls_cert=cert, tls_key=key)
     with pytest.raises(UsageError, match="cannot use the certificate"), listen(endpoint):

@@ -10,14 +10,10 @@ import threading
 from collections.abc import Iterator
 from concurrent import futures
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from support.certificates import write_certificate
 from support.prefetching import Weights, check_tensors, check_whole
 from support.range_server import RangeServer, run_server
 from tools.raw_server import RawServer, answer, answering
@@ -198,28 +194,8 @@ def test_response_without_a_range_is_refused(said: tuple[int, dict[str, str], by
         _read(http_source.HttpSource(url, {}))
 
 
-def _certificate(directory: Path) -> tuple[Path, Path]:
-    """A self-signed certificate for 127.0.0.1 and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
-    now = datetime.now(UTC)
-    made = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    files = directory / "certificate.pem", directory / "key.pem"
-    files[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    plain = serialization.NoEncryption()
-    pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-    files[1].write_bytes(key.private_bytes(pem, form, plain))
-    return files
-
-
 def test_tls_with_a_trusted_certificate_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    certificate, key = _certificate(tmp_path)
+    certificate, key = write_certificate(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     script: Script = {"/f": GOOD}
