@@ -44,7 +44,7 @@ def _format_report(results: list[Probe], modes: dict[str, bool]) -> str:
     blocks = [format_table(("", "what", "found"), rows), f"start modes: {supported}"]
     refused = [f"  {mode}: {why.reason}; {why.hint}" for mode, why in list_reasons().items()]
     if refused:
-        blocks.append("modes that this vLLM version does not support:\n" + "\n".join(refused))
+        blocks.append("modes that cannot run here, and why:\n" + "\n".join(refused))
     if missing:
         blocks.append("to install what is missing:\n" + "\n".join(missing))
     return "\n\n".join(blocks)

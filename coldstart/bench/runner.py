@@ -148,6 +148,6 @@ class Bench:
 
 def _require_bundle(error: ColdstartError) -> None:
     if isinstance(error, ServerExitedError) and error.status == NO_BUNDLE:
-        raise NoBundleError(error.message, hint="run `coldstart materialize MODEL`") from error
+        raise NoBundleError(error.lines, hint="run `coldstart materialize MODEL`") from error
     if not isinstance(error, CommandFailedError):
         raise error

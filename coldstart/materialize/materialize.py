@@ -18,7 +18,7 @@ from coldstart.launch.modes import SNAPSHOT
 from coldstart.materialize.options import Options, Phase, no_progress
 from coldstart.models import inspection, resolution
 from coldstart.models.inspection import Lookup
-from coldstart.system import paths, runtime
+from coldstart.system import paths, probes, runtime
 from coldstart.system.proc.scratch import create_owned_directory
 from coldstart.system.snapshot import criu, runtime_image
 
@@ -64,6 +64,7 @@ def _make(lookup: Lookup, options: Options, phase: Phase) -> Bundle:
     from coldstart.artifacts import sign
     from coldstart.materialize.assembly import Assembly
 
+    probes.require_device()
     with phase("weights"):
         model = resolution.ensure_weights(lookup.model, offline=lookup.offline)
     with workspace(lookup.cache.unfinished_materializations) as work:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from coldstart.contract import environment
-from coldstart.errors import ColdstartError
+from coldstart.errors import ColdstartError, CommandFailedError
 from coldstart.system import paths, runtime
 from coldstart.system.devices import hardware, nvml
 from coldstart.system.paths import Cache
@@ -71,8 +71,18 @@ def probe_gpu() -> Probe:
     if hints:
         return Probe("gpu", "missing", "no GPU responds", hints, required=not runtime.targets_cpu())
     needed = runtime.find_vllm_distribution() is not None and not runtime.targets_cpu()
-    hint = "install the NVIDIA driver, or the CPU engine: coldstart install cpu" if needed else None
-    return Probe("gpu", "missing" if needed else "note", "none", hint, required=needed)
+    hint = "install the NVIDIA driver, run the container with `--gpus all`, or run `coldstart install cpu`"
+    return Probe("gpu", "missing" if needed else "note", "none", hint if needed else None, required=needed)
+
+
+def require_device() -> None:
+    """Raise CommandFailedError if the installed vLLM is built for GPUs, and this machine has none that responds."""
+    probe = probe_gpu()
+    if probe.required and probe.status == "missing":
+        raise CommandFailedError(
+            "cannot start an engine: the installed vLLM is built for GPUs, and no GPU responds",
+            hint=probe.hint,
+        )
 
 
 def probe_criu() -> Probe:

@@ -281,3 +281,14 @@ def test_first_start_uses_hashes_of_materialize(lookup: Lookup, monkeypatch: pyt
     assert lookup.model.path is not None
     found = weights.identity(lookup.model.path, lookup.cache.weights)
     assert found == made.read_json("modelinfo")["weights"]
+
+
+def test_a_gpu_build_without_a_gpu_is_refused_before_the_engine_starts(
+    lookup: Lookup, fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Assembly, "offline", lambda self: pytest.fail("started an engine"))
+    monkeypatch.setattr(runtime, "find_vllm_distribution", lambda: ("vllm", "0.32.0"))
+    monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
+    with pytest.raises(CommandFailedError, match="no GPU responds") as caught:
+        MaterializationPlan(lookup, Options()).run()
+    assert "--gpus all" in str(caught.value.hint)
