@@ -76,6 +76,10 @@ def read_log_tail(log: Path) -> str:
     """Return the tail of a log, preceded by earlier lines with errors, because the first error is often the cause."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if not _NOISE.match(line)]
     last = lines[-_END_LINES:]
-    named = [match[0] for line in lines[:-_END_LINES] if (match := _CAUSE.search(line))]
+    named = [
+        match[0]
+        for line in lines[:-_END_LINES]
+        if not _MENTION.search(line) and (match := _CAUSE.search(line))
+    ]
     causes = [cause for cause in dict.fromkeys(named) if not any(cause in line for line in last)]
     return secrets.redact_text("\n".join([*causes[:_CAUSES], *last]))

@@ -42,6 +42,7 @@ def test_the_root_cause_comes_before_the_end_and_noise_is_left_out(tmp_path: Pat
         "\n".join(
             [
                 "INFO loading",
+                "WARNING Found ulimit of 20000. This can cause errors like `OSError: [Errno 24] Too many open files`.",
                 f"(EngineCore pid=7) ERROR 11-21 [core.py:1] {ROOT_CAUSE}",
                 *(f'  File "frame {number}"' for number in range(40)),
                 ROOT_CAUSE,
