@@ -71,6 +71,18 @@ def _slowly(data: bytes) -> Callable[[socket.socket], None]:
     return lambda connection: dribble(connection, data, 0.2)
 
 
+def _gives(token: Callable[[socket.socket], None]) -> Behave:
+    """Ask for a token, which the same server gives."""
+
+    def behave(connection: socket.socket, asked: Asked) -> None:
+        if asked.path.startswith("/token"):
+            return token(connection)
+        realm = f'Bearer realm="http://{asked.headers["host"]}/token"'
+        return answer(connection, 401, {"WWW-Authenticate": realm})
+
+    return behave
+
+
 _OK, _CHUNKED = "Content-Type: application/json", "Transfer-Encoding: chunked"
 _RANGE = "Content-Range: bytes 0-4095/4096"
 # What any server of HTTP may do, to a registry's client as to a fetch of weights.
@@ -151,21 +163,9 @@ REGISTRY: dict[str, Behave] = COMMON | {
     "names a realm below itself": _raw(
         _head(401, 'WWW-Authenticate: Bearer realm="http://127.0.0.1.example/t"', "Content-Length: 0")
     ),
-    "gives a token with line ends": lambda c, asked: (
-        answer(c, 200, {}, b'{"token":"a\\r\\nX: y"}')
-        if asked.path.startswith("/token")
-        else answer(c, 401, {"WWW-Authenticate": f'Bearer realm="http://{asked.headers["host"]}/token"'})
-    ),
-    "gives a token at length": lambda c, asked: (
-        flood(c, _head(200) + b'{"token":"' + b"x" * (1 << 20), BIG)
-        if asked.path.startswith("/token")
-        else answer(c, 401, {"WWW-Authenticate": f'Bearer realm="http://{asked.headers["host"]}/token"'})
-    ),
-    "gives a token for ever": lambda c, asked: (
-        answer(c, 200, {}, b'{"token":"abc"}')
-        if asked.path.startswith("/token")
-        else answer(c, 401, {"WWW-Authenticate": f'Bearer realm="http://{asked.headers["host"]}/token"'})
-    ),
+    "gives a token with line ends": _gives(lambda c: answer(c, 200, {}, b'{"token":"a\\r\\nX: y"}')),
+    "gives a token at length": _gives(lambda c: flood(c, _head(200) + b'{"token":"' + b"x" * (1 << 20), BIG)),
+    "gives a token for ever": _gives(lambda c: answer(c, 200, {}, b'{"token":"abc"}')),
 }
 WEIGHTS: dict[str, Behave] = COMMON | {
     "ignores ranges": lambda c, _: answer(c, 200, {}, b"x" * 4096),

@@ -70,7 +70,6 @@ def test_example_of_the_documentation_is_read(tmp_path: Path) -> None:
         ("memory = 1.5\n" + MODEL, "memory: invalid size 1.5"),
         ('memory = "1GiB"\nmax_held = "many"\n' + MODEL, "max_held: expected `int`, got `str`"),
         ('memory = "1GiB"\n[models.m]\nstart_s = 1\n', "models.m: missing key memory"),
-        ('memory = "1GiB"\n' + MODEL + "idle_s = -1\n", "models.m.idle_s: invalid duration -1"),
         (
             'memory = "1GiB"\n' + MODEL + 'tiers = [{name = "x", memory = 5}]\n',
             r"models\.m\.tiers\[0\]: missing key penalty_s",
@@ -81,7 +80,6 @@ def test_example_of_the_documentation_is_read(tmp_path: Path) -> None:
         ),
         ('memory = "1GiB"\n[models]\nm = 3\n', "models.m: expected a table, found 3"),
         ('memory = "1GiB"\n' + MODEL + "tiers = [3]\n", r"models\.m\.tiers\[0\]: expected a table, found 3"),
-        ('memory = "1GiB"\nresume_streams = 1\n' + MODEL, "resume_streams: expected `bool`, got `int`"),
         ("memory = ", "as TOML: "),
     ],
 )
@@ -98,7 +96,6 @@ def test_a_wrong_file_is_named_with_its_fault(tmp_path: Path, text: str, complai
         ([0, 0], r"models\.a\.devices: expected distinct GPU indices \(0 or greater\), found \[0, 0\]"),
         ([-1], r"models\.a\.devices: expected distinct GPU indices"),
         (["0"], r"models\.a\.devices\[0\]: expected `int`"),
-        ([True], r"models\.a\.devices\[0\]: expected `int`"),
         (0, r"models\.a\.devices: expected `array`"),
         ([0], r"models\.b: missing key `devices`"),
     ],
@@ -155,7 +152,6 @@ def test_every_name_leads_to_its_model_under_the_name_its_server_knows() -> None
         ({"on_miss": "materialize"}, "unknown on_miss 'materialize'"),
         ({"args": ["--port", "1"]}, "args must not contain --port, which the host sets"),
         ({"args": [5]}, r"args\[0\]: expected `str`, got `int`"),
-        ({"args": "--x"}, "args: expected `array`, got `str`"),
         ({"pinned": "yes"}, "pinned: expected `bool`, got `str`"),
         ({"idle": 5}, "models.m: unknown key idle"),
     ],

@@ -176,16 +176,7 @@ def test_server_settings_are_not_in_the_key(name: str) -> None:
     [
         "max_model_len",
         "dtype",
-        "tensor_parallel_size",
-        "quantization",
-        "kv_cache_dtype",
-        "block_size",
         "enforce_eager",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "kv_cache_memory_bytes",
-        "gpu_memory_utilization",
-        "enable_prefix_caching",
         "a_flag_of_tomorrow",
     ],
 )

@@ -158,9 +158,6 @@ def test_a_pid_that_belongs_to_another_template_is_never_signalled(fake_engine: 
 
 IRRELEVANT = {
     "VLLM_PORT_8000_TCP": "tcp://10.43.1.39:8000",
-    "VLLM_SERVICE_HOST": "10.43.1.39",
-    "HF_HUB_MIRROR_SERVICE_PORT": "80",
-    "RAY_HEAD_PORT": "tcp://10.43.1.41:6379",
     "VLLM_NIXL_SIDE_CHANNEL_HOST": "10.1.2.3",
     "VLLM_HOST_IP": "10.1.2.3",
     "VLLM_DP_MASTER_PORT": "29500",
