@@ -262,7 +262,8 @@ def command(
             if chooses_scheduler or compares_schedulers:
                 from coldstart.scheduling import settings
 
-                named = {name: given.pop(one.option) for name, one in settings.options(live=takes_vllm_args)}
+                declared = settings.list_command_options(with_live_only=takes_vllm_args)
+                named = {name: given.pop(one.option) for name, one in declared}
                 if chooses_scheduler:
                     given["choice"] = settings.SchedulerSettings(**named)
                 else:
@@ -292,7 +293,9 @@ def command(
 
             policy = settings.AUTO if chooses_scheduler else [settings.AUTO]
             own += declare_settings(
-                settings.SchedulerSettings(), settings.options(live=takes_vllm_args), policy=policy
+                settings.SchedulerSettings(),
+                settings.list_command_options(with_live_only=takes_vllm_args),
+                policy=policy,
             )
         own += list_parameters(_exporting) if exports else []
         _declare(run, [*own, *list_parameters(_common)])
@@ -304,10 +307,13 @@ def command(
 
 def _list_choices(policy: Sequence[str], **named: Any) -> list[Any]:
     """Return the settings of each policy. An option that only other policies use keeps its default."""
-    from coldstart.scheduling.settings import SchedulerSettings, options
+    from coldstart.scheduling.settings import SchedulerSettings, list_command_options
 
     policies = [SchedulerSettings(one).policy for one in policy]
-    ignored = {name: {one for one in policies if one in setting.unused_by} for name, setting in options()}
+    ignored = {
+        name: {one for one in policies if one in setting.unused_by_policies}
+        for name, setting in list_command_options()
+    }
     useless = {name for name, by in ignored.items() if by == {*policies}}
     return [
         SchedulerSettings(

@@ -44,7 +44,7 @@ KINDS = {
 # Kinds of replay in which each of these options has an effect. All other options have an effect in every kind.
 KINDS_OF_OPTION: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("model", "timeout"), (LIVE,)),
-    **dict.fromkeys(("kv_blocks", *(one.option for _, one in settings.options())), (ENGINE,)),
+    **dict.fromkeys(("kv_blocks", *(one.option for _, one in settings.list_command_options())), (ENGINE,)),
     "profile": (ENGINE, HOST, FLEET),
 }
 Trace = Sequence[TraceRequest]

@@ -83,9 +83,9 @@ class Ranked:
         return len(self._jobs)
 
     def add_service(self, job: Job, seconds: float, now: float) -> None:
-        job.attained_s += seconds
+        job.level_service_s += seconds
 
-    def tick(self, now: float, batch: int) -> None:
+    def promote_starved_jobs(self, now: float, batch: int) -> None:
         """Do nothing: the order has no clock."""
 
     def enst(self, now: float, batch: int) -> Callable[[Job], float]:
@@ -97,7 +97,7 @@ class Ranked:
 class NaiveMlfq(SkipJoinMlfq):
     """Queues without skip-join: each job joins Q1 and moves down one level at a time."""
 
-    def first_level(self, job: Job) -> int:
+    def compute_first_level(self, job: Job) -> int:
         return 0
 
 
@@ -187,7 +187,7 @@ class Engine:
         return served
 
     def _step(self, following: float) -> None:
-        self.policy.tick(self._now, self.batch)
+        self.policy.promote_starved_jobs(self._now, self.batch)
         chosen = self._choose()
         self._make_room(chosen)
         ready = [job for job in chosen if job.loaded_s <= self._now]
@@ -197,10 +197,10 @@ class Engine:
                 raise RuntimeError(f"a request needs more than {self.capacity} tokens")
             return
         late = [job for job in chosen if job.loaded_s > self._now]
-        prefill = sum(job.pending for job in ready if job.prefilling)
-        decoding = sum(not job.prefilling for job in ready)
-        seconds = self.profile.iteration_s(prefill, decoding)
-        seconds += self.context_s * sum(job.computed for job in ready) + self._blocked_s
+        prefill = sum(job.pending_tokens for job in ready if job.is_prefilling)
+        decoding = sum(not job.is_prefilling for job in ready)
+        seconds = self.profile.predict_iteration_s(prefill, decoding)
+        seconds += self.context_s * sum(job.computed_tokens for job in ready) + self._blocked_s
         self._now += seconds
         for job in late:
             job.swapping_s += seconds
@@ -214,7 +214,7 @@ class Engine:
             return self._members
         chosen, left = list[Request](), self.capacity
         for job in cast("Iterable[Request]", self.policy):
-            left -= job.context + 1
+            left -= job.context_tokens + 1
             if left < 0 or len(chosen) == self.batch:
                 break
             chosen.append(job)
@@ -226,7 +226,7 @@ class Engine:
         """Evict others for the chosen requests, largest ENST first, and start the copies that they need."""
         self._blocked_s = 0.0
         kept = {job.id for job in chosen}
-        need = sum(job.context + 1 for job in chosen) - sum(job.computed for job in chosen)
+        need = sum(job.context_tokens + 1 for job in chosen) - sum(job.computed_tokens for job in chosen)
         if self.held + need > self.capacity:
             enst = self.policy.enst(self._now, self.batch)
             victims = sorted((job for job in self._on_device.values() if job.id not in kept), key=enst)
@@ -239,39 +239,39 @@ class Engine:
     def _evict(self, job: Request) -> None:
         job.evictions += 1
         if self.strategy != "recompute":
-            job.stored = job.computed
+            job.stored = job.computed_tokens
         if self.strategy == "reactive":
-            self._blocked_s += job.computed * self.copy_s
+            self._blocked_s += job.computed_tokens * self.copy_s
         elif self.strategy == "proactive":
             # The copy was made beside earlier iterations: it takes the link, and nobody waits for it.
-            self._link_free = max(self._link_free, self._now) + job.computed * self.copy_s
+            self._link_free = max(self._link_free, self._now) + job.computed_tokens * self.copy_s
         self._leave_device(job)
-        job.computed, job.loaded_s = 0, 0.0
+        job.computed_tokens, job.loaded_s = 0, 0.0
 
     def _load(self, job: Request) -> None:
         self._on_device[job.id] = job
         if not job.stored:
             return
-        job.computed, job.stored = job.stored, 0
-        self.held += job.computed
+        job.computed_tokens, job.stored = job.stored, 0
+        self.held += job.computed_tokens
         if self.strategy == "reactive":
-            self._blocked_s += job.computed * self.copy_s
-            job.swapping_s += job.computed * self.copy_s
+            self._blocked_s += job.computed_tokens * self.copy_s
+            job.swapping_s += job.computed_tokens * self.copy_s
         else:
-            self._link_free = max(self._link_free, self._now) + job.computed * self.copy_s
+            self._link_free = max(self._link_free, self._now) + job.computed_tokens * self.copy_s
             job.loaded_s = self._link_free
 
     def _advance(self, job: Request, seconds: float) -> None:
         if job.end_s:
             return
         job.running_s += seconds
-        self.held += job.context - job.computed
-        job.computed = job.context
-        job.generated += 1
-        if job.generated == 1:
+        self.held += job.context_tokens - job.computed_tokens
+        job.computed_tokens = job.context_tokens
+        job.generated_tokens += 1
+        if job.generated_tokens == 1:
             job.first_s = self._now
         self.policy.add_service(job, seconds, self._now)
-        if job.generated >= job.output:
+        if job.generated_tokens >= job.output:
             job.end_s = self._now
             self._end(job)
 
@@ -288,7 +288,7 @@ class Engine:
 
     def _leave_device(self, job: Request) -> None:
         del self._on_device[job.id]
-        self.held -= job.computed
+        self.held -= job.computed_tokens
 
 
 def capacity(model: Model, sizes: Sizes, batch: int) -> float:

@@ -109,8 +109,8 @@ class TimedJob(Job):
 
     times: tuple[float, ...] = ()
 
-    def next_s(self, profile: IterationProfile, batch: int = 1) -> float:
-        return self.times[self.generated]
+    def predict_iteration_s(self, profile: IterationProfile, batch: int = 1) -> float:
+        return self.times[self.generated_tokens]
 
 
 EXAMPLE = ((0.5, 1.0), (2.5, 1.25), (0.25, 0.5))
@@ -124,11 +124,11 @@ def serve_example(order: engine.Policy) -> float:
     for number, (first, rest) in enumerate(EXAMPLE):
         order.add(TimedJob(str(number), 0.0, 1, times=(first, rest / 2, rest / 2)), now)
     while len(order):
-        order.tick(now, 1)
+        order.promote_starved_jobs(now, 1)
         job = cast(TimedJob, next(iter(order)))
-        seconds = job.times[job.generated]
-        now, job.generated = now + seconds, job.generated + 1
-        if job.generated == len(job.times):
+        seconds = job.times[job.generated_tokens]
+        now, job.generated_tokens = now + seconds, job.generated_tokens + 1
+        if job.generated_tokens == len(job.times):
             order.remove(job)
             ends.append(now)
         else:
@@ -139,7 +139,7 @@ def serve_example(order: engine.Policy) -> float:
 def figure7() -> Found:
     """Average latency of three jobs that arrive at once, four queues with quanta 1, 2, 4 and 8, one job at a time."""
     settings = SchedulerSettings(first_quantum_s=1.0, levels=4, alpha_s=1e18, mlfq="paper")
-    shortest = engine.Ranked(lambda job: sum(cast(TimedJob, job).times[job.generated :]))
+    shortest = engine.Ranked(lambda job: sum(cast(TimedJob, job).times[job.generated_tokens :]))
     orders = {
         "FCFS": ("4.23", engine.fcfs(UNIT)),
         "original MLFQ": ("5", NaiveMlfq(UNIT, settings)),

@@ -73,7 +73,7 @@ class BenchRequest:
     def __post_init__(self) -> None:
         try:
             for name, option in list_settings(self):
-                option.require(name, getattr(self, name))
+                option.require_valid(name, getattr(self, name))
         except ValueError as error:
             raise UsageError(str(error), hint="see `coldstart bench --help`") from error
         if unknown := [mode for mode in self.mode_names if mode not in MODES]:

@@ -88,7 +88,7 @@ def check_ranges(settings: Any) -> None:
     """Raise UsageError if the value of any setting is outside the range that its field declares."""
     for name, one in list_settings(settings):
         try:
-            one.require(name, getattr(settings, name))
+            one.require_valid(name, getattr(settings, name))
         except ValueError as error:
             raise UsageError(
                 f"{name}: {error}", hint=f"omit {one.flag or name} to use its default"

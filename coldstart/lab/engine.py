@@ -53,7 +53,7 @@ class EngineSimulator:
 
     def _on_arrival(self, index: int, row: TraceRequest) -> None:
         prompt = generate_prompt(row, index, 0, VOCABULARY)
-        self.engine.add(str(index), prompt, row.output_tokens)
+        self.engine.add_request(str(index), prompt, row.output_tokens)
         record = row.create_record(index, "simulated")
         record.sent_s = row.arrival_s
         self.records.append(record)

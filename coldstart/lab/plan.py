@@ -96,7 +96,7 @@ class TracePlan:
 
     def __post_init__(self) -> None:
         for name, one in list_settings(self):
-            one.require(name, getattr(self, name))
+            one.require_valid(name, getattr(self, name))
         if self.models is not None and not all(name.strip() for name in self.models.split(",")):
             raise ValueError(f"--models {self.models!r} contains an empty name")
 

@@ -18,7 +18,7 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import UsageError
-from coldstart.scheduling.classes import Classes
+from coldstart.scheduling.classes import RequestClasses
 from coldstart.scheduling.settings import DEADLINE, FCFS, MLFQ, SchedulerSettings
 
 DEFAULT_HOST_BYTES = 1 << 30
@@ -39,13 +39,13 @@ def check_scheduler(choice: SchedulerSettings, vllm_args: Arguments) -> None:
         return
     try:
         choice.check_command_line()
-        SchedulerSettings.read(choice.additional_config())
+        SchedulerSettings.from_additional_config(choice.build_additional_config())
     except ValueError as problem:
         raise UsageError(
             f"invalid scheduler settings: {problem}", hint="see `coldstart serve --help`"
         ) from problem
     if choice.classes is not None:
-        Classes(Path(choice.classes))
+        RequestClasses(Path(choice.classes))
     ours = {
         f"--scheduler {choice.policy}": {FCFS: (), DEADLINE: _DEADLINE}.get(choice.policy, _OURS),
         "--kv-host-memory": _OURS[-1:] if choice.host_bytes else (),

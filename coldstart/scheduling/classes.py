@@ -28,7 +28,7 @@ Header = tuple[bytes, bytes]
 _EXAMPLE = 'define [NAME] with priority = 10, and with header = "X-Class: batch" or key_file = "FILE"'
 
 
-class Classes:
+class RequestClasses:
     """Request classes defined in one file. Raises UsageError if the file cannot be read or a class is invalid."""
 
     def __init__(self, file: Path) -> None:
@@ -47,7 +47,7 @@ class Classes:
         if not self._priorities:
             raise UsageError(f"the file {file} contains no request class", hint=_EXAMPLE)
 
-    def find(self, headers: Iterable[Header]) -> int:
+    def find_priority(self, headers: Iterable[Header]) -> int:
         """Return the priority of the first class that matches one of the request headers, or 0."""
         given = list(headers)
         fitting = (

@@ -40,7 +40,7 @@ class RecentPrefixes:
         return cached
 
 
-class Deadlines:
+class DeadlinePolicy:
     """Deadlines encoded as priorities for vLLM's `--scheduling-policy priority`, which serves the smallest value first.
 
     With `slo_s`, a deadline is no later than the latest start of the prefill that meets a TTFT of `slo_s` seconds.
@@ -53,7 +53,7 @@ class Deadlines:
         self.profile, self.factor, self.slo_s = profile, factor, slo_s
         self._recent = RecentPrefixes(cache_tokens)
 
-    def slack_s(self, tokens: int) -> float:
+    def compute_slack_s(self, tokens: int) -> float:
         """Return the time in seconds between the arrival and the deadline of a prompt with `tokens` uncached tokens."""
         prefill_s = self.profile.prefill(tokens)
         slack_s = self.factor * prefill_s
@@ -64,6 +64,6 @@ class Deadlines:
 
         `client_priority` takes precedence: deadlines order only requests with equal client priorities.
         """
-        deadline_s = arrival_s + self.slack_s(len(prompt) - self._recent.add(prompt))
+        deadline_s = arrival_s + self.compute_slack_s(len(prompt) - self._recent.add(prompt))
         clamped = max(-MAX_CLIENT_PRIORITY, min(MAX_CLIENT_PRIORITY, client_priority))
         return clamped * PRIORITY_SPAN_US + max(0, min(PRIORITY_SPAN_US - 1, int(deadline_s * 1e6)))

@@ -14,8 +14,8 @@ class Setting(NamedTuple):
     """Declaration of a setting: its help text, command-line option and valid range.
 
     `flag` is the option, and `unit` the placeholder for its value in the help text. A valid value is at least `minimum`,
-    at most `maximum`, and greater than `exclusive_minimum`. The policies in `unused_by` ignore the setting. If `live` is
-    True, simulated servers ignore it.
+    at most `maximum`, and greater than `exclusive_minimum`. The policies in `unused_by_policies` ignore the setting. If
+    `is_live_only` is True, simulated servers ignore it.
     """
 
     description: str
@@ -25,8 +25,8 @@ class Setting(NamedTuple):
     maximum: float | None = None
     exclusive_minimum: float | None = None
     choices: tuple[str, ...] = ()
-    unused_by: tuple[str, ...] = ()
-    live: bool = False
+    unused_by_policies: tuple[str, ...] = ()
+    is_live_only: bool = False
 
     @property
     def option(self) -> str:
@@ -39,7 +39,7 @@ class Setting(NamedTuple):
         bounds = self._describe_range()
         return f"{self.description} Range: {bounds}." if bounds else self.description
 
-    def require(self, name: str, value: Any) -> None:
+    def require_valid(self, name: str, value: Any) -> None:
         """Raise ValueError if `value` is not valid; None is always valid."""
         if value is None or self._is_allowed(value):
             return

@@ -1,7 +1,7 @@
 """Scheduling state of a request.
 
-Invariant: 0 <= computed <= context, where context = prompt + generated tokens. `computed` is the number of tokens whose KV
-is in device memory, so the next iteration computes context - computed tokens.
+Invariant: 0 <= computed <= context, where context = prompt + generated tokens. `computed_tokens` is the number of tokens whose
+KV is in device memory, so the next iteration computes context - computed tokens.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ class Job:
     """Scheduling state of an unfinished request.
 
     `priority` is set by the client: a job with a negative priority stays in the first queue, and a job with priority n >
-    0 joins level n or lower. `attained_s` is the service in seconds that it has received since it entered its queue.
-    `within_prompt` is True if its latest iteration computed a prompt chunk other than the last.
+    0 joins level n or lower. `level_service_s` is the service in seconds that it has received since it entered its queue.
+    `is_within_prompt` is True if its latest iteration computed a prompt chunk other than the last.
     """
 
     id: str
@@ -25,28 +25,28 @@ class Job:
     prompt_tokens: int
     cached_tokens: int = 0
     priority: int = 0
-    generated: int = 0
-    computed: int = 0
+    generated_tokens: int = 0
+    computed_tokens: int = 0
     level: int = 0
-    attained_s: float = 0.0
+    level_service_s: float = 0.0
     unserved_since: float = 0.0
     demotions: int = 0
     promotions: int = 0
-    within_prompt: bool = False
+    is_within_prompt: bool = False
 
     @property
-    def context(self) -> int:
-        return self.prompt_tokens + self.generated
+    def context_tokens(self) -> int:
+        return self.prompt_tokens + self.generated_tokens
 
     @property
-    def pending(self) -> int:
+    def pending_tokens(self) -> int:
         """Return the number of tokens that the next iteration computes, not counting prefix cache hits."""
-        return max(1, self.context - max(self.computed, self.cached_tokens))
+        return max(1, self.context_tokens - max(self.computed_tokens, self.cached_tokens))
 
     @property
-    def prefilling(self) -> bool:
-        return self.pending > 1 or self.generated == 0
+    def is_prefilling(self) -> bool:
+        return self.pending_tokens > 1 or self.generated_tokens == 0
 
-    def next_s(self, profile: IterationProfile, batch: int = 1) -> float:
+    def predict_iteration_s(self, profile: IterationProfile, batch: int = 1) -> float:
         """Return the predicted duration of the job's next iteration in seconds."""
-        return profile.prefill(self.pending) if self.prefilling else profile.decode(batch)
+        return profile.prefill(self.pending_tokens) if self.is_prefilling else profile.decode(batch)

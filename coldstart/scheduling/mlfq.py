@@ -32,15 +32,15 @@ _SLACK = 1 - 1e-9
 class SkipJoinMlfq:
     """Queues Q1 to Qn of unfinished jobs, with `quanta` in seconds. Iterating yields every job, highest priority first.
 
-    The engine calls `add` when a job arrives, `add_service` after each iteration for each job that ran, `tick` before
-    each decision, and `remove` when a job ends. Times are in seconds on one clock. `moved` counts the moves between
-    queues.
+    The engine calls `add` when a job arrives, `add_service` after each iteration for each job that ran,
+    `promote_starved_jobs` before each decision, and `remove` when a job ends. Times are in seconds on one clock. `moved`
+    counts the moves between queues.
     """
 
     def __init__(self, profile: IterationProfile, settings: SchedulerSettings | None = None) -> None:
         self.profile = profile
         self.settings = s = settings or SchedulerSettings()
-        first = s.first_quantum_s if s.first_quantum_s is not None else profile.shortest_s
+        first = s.first_quantum_s if s.first_quantum_s is not None else profile.shortest_iteration_s
         longest = max(profile.prefill.ys[-1], DECODE_TOKENS_COVERED * profile.decode.ys[0])
         levels = s.levels or next(n for n in count(1) if first * 2.0 ** (n - 1) >= longest)
         self.quanta = [first * 2.0**level for level in range(levels)]
@@ -55,18 +55,20 @@ class SkipJoinMlfq:
         self._prefill_s: dict[str, float] = {}
         self._total_prefill_s = 0.0
 
-    def first_level(self, job: Job) -> int:
+    def compute_first_level(self, job: Job) -> int:
         """Return the highest level whose quantum covers the job's first iteration (skip-join)."""
-        return min(bisect_left(self.quanta, job.next_s(self.profile) * _SLACK), len(self.quanta) - 1)
+        return min(
+            bisect_left(self.quanta, job.predict_iteration_s(self.profile) * _SLACK), len(self.quanta) - 1
+        )
 
-    def next_level(self, job: Job) -> int:
+    def compute_demoted_level(self, job: Job) -> int:
         """Return the level to which a job that has used its quantum is demoted."""
-        return min(max(job.level + self.settings.eta, self.first_level(job)), len(self.quanta) - 1)
+        return min(max(job.level + self.settings.eta, self.compute_first_level(job)), len(self.quanta) - 1)
 
     def add(self, job: Job, now: float) -> None:
-        level = 0 if job.priority < 0 else max(self.first_level(job), job.priority)
+        level = 0 if job.priority < 0 else max(self.compute_first_level(job), job.priority)
         self._enqueue(job, min(level, len(self.quanta) - 1))
-        job.attained_s = 0.0
+        job.level_service_s = 0.0
         self._mark_served(job, now)
         self._update_prefill_time(job)
 
@@ -79,11 +81,11 @@ class SkipJoinMlfq:
 
     def add_service(self, job: Job, seconds: float, now: float) -> None:
         """Record `seconds` of service that ended at `now`, and demote the job if it has used its quantum."""
-        job.attained_s += seconds
+        job.level_service_s += seconds
         self._mark_served(job, now)
         if job.id in self._prefill_s:
             self._update_prefill_time(job)
-        if self._has_used_quantum(job) and job.priority >= 0 and not job.within_prompt:
+        if self._has_used_quantum(job) and job.priority >= 0 and not job.is_within_prompt:
             self._demote(job)
 
     def add_decode_step(self, jobs: Iterable[Job], seconds: float, now: float) -> None:
@@ -93,18 +95,18 @@ class SkipJoinMlfq:
         """
         used, unserved, growth = self._quantum_limits, self._unserved, self._patience_growth
         for job in jobs:
-            job.generated += 1
-            job.computed += 1
-            job.attained_s = attained = job.attained_s + seconds
+            job.generated_tokens += 1
+            job.computed_tokens += 1
+            job.level_service_s = attained = job.level_service_s + seconds
             job.unserved_since = now
             if job.level:
                 unserved[growth**job.promotions].move_to_end(job.id)
             if attained >= used[job.level] and job.priority >= 0:
                 self._demote(job)
 
-    def tick(self, now: float, batch: int) -> None:
+    def promote_starved_jobs(self, now: float, batch: int) -> None:
         """Promote starved jobs to the first queue. `batch` is the current batch size."""
-        limit = self.alpha(batch)
+        limit = self.compute_starvation_limit_s(batch)
         for patience, same_patience in sorted(self._unserved.items()):
             while same_patience:
                 job = next(iter(same_patience.values()))
@@ -122,7 +124,7 @@ class SkipJoinMlfq:
         """
         return float(self._patience_growth**job.promotions)
 
-    def alpha(self, batch: int) -> float:
+    def compute_starvation_limit_s(self, batch: int) -> float:
         """Return the current starvation limit in seconds.
 
         The load is the time that one iteration of every job takes: decoding jobs share iterations, but prefill times add up.
@@ -132,7 +134,7 @@ class SkipJoinMlfq:
 
     def enst(self, now: float, batch: int) -> Callable[[Job], float]:
         """Return a function that predicts the next scheduled time of a job (ENST), in seconds from now."""
-        execute, above, limit = [0.0], 0, self.alpha(batch)
+        execute, above, limit = [0.0], 0, self.compute_starvation_limit_s(batch)
         for queue, quantum in zip(self.queues, self.quanta, strict=True):
             above += len(queue)
             execute.append(execute[-1] + quantum * above / batch)
@@ -162,12 +164,12 @@ class SkipJoinMlfq:
         self.moved += 1
 
     def _has_used_quantum(self, job: Job) -> bool:
-        return job.attained_s >= self._quantum_limits[job.level]
+        return job.level_service_s >= self._quantum_limits[job.level]
 
     def _demote(self, job: Job) -> None:
         self._promoted.discard(job.id)
-        level = self.next_level(job)
-        job.attained_s = 0.0
+        level = self.compute_demoted_level(job)
+        job.level_service_s = 0.0
         if level != job.level:
             self._move(job, level)
             self._mark_served(job, job.unserved_since)
@@ -180,7 +182,7 @@ class SkipJoinMlfq:
             return False
         self._move(job, 0)
         self._promoted.add(job.id)
-        job.attained_s = 0.0
+        job.level_service_s = 0.0
         del self._unserved[self._patience_factor(job)][job.id]
         job.promotions += 1
         self.promotions += 1
@@ -189,8 +191,10 @@ class SkipJoinMlfq:
 
     def _update_prefill_time(self, job: Job) -> None:
         self._total_prefill_s -= self._prefill_s.pop(job.id, 0.0)
-        if job.prefilling:
-            self._prefill_s[job.id] = left_s = job.next_s(self.profile) - self.profile.shortest_s
+        if job.is_prefilling:
+            self._prefill_s[job.id] = left_s = (
+                job.predict_iteration_s(self.profile) - self.profile.shortest_iteration_s
+            )
             self._total_prefill_s += left_s
         if not self._prefill_s:
             self._total_prefill_s = 0.0  # drop the rounding errors of the sum

@@ -98,11 +98,11 @@ class IterationProfile:
         return {name: [[x, y] for x, y in zip(c.xs, c.ys, strict=True)] for name, c in curves.items()}
 
     @property
-    def shortest_s(self) -> float:
+    def shortest_iteration_s(self) -> float:
         """Return the shortest iteration time in seconds, which is the default quantum of the first queue."""
         return min(self.prefill.ys[0], self.decode.ys[0])
 
-    def iteration_s(self, prefill_tokens: int, decode_batch: int) -> float:
+    def predict_iteration_s(self, prefill_tokens: int, decode_batch: int) -> float:
         """Return the time of one iteration with prefill tokens and decoding requests, in seconds.
 
         Both parts share one pass over the weights, so the smaller of their minimum times is counted only once.

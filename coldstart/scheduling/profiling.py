@@ -22,7 +22,7 @@ Measure = Callable[[str, int], float]
 
 
 @dataclass
-class Profiler:
+class IterationProfiler:
     """Profiler of iteration times.
 
     `fastest` are the times by (curve, size), and `cost` the seconds that a measurement takes.

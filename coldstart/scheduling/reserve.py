@@ -29,11 +29,11 @@ class ArrivalReserve:
         self._first_arrival_s = now if self._first_arrival_s is None else self._first_arrival_s
         self._arrivals.append((now, blocks))
 
-    def add_latency(self, seconds: float) -> None:
+    def add_load_time(self, seconds: float) -> None:
         """Record the measured duration of a KV load, in seconds."""
         self.window_s = max(1e-6, self.window_s + _AVERAGE_WEIGHT * (seconds - self.window_s))
 
-    def blocks(self, now: float) -> int:
+    def compute_reserved_blocks(self, now: float) -> int:
         """Return the number of blocks to keep free at `now`, which is recomputed once per window."""
         if now >= self._valid_until:
             self._blocks, self._valid_until = self._compute_quantile(now), now + self.window_s

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from coldstart.scheduling.declaration import Setting, list_settings, setting
 
 if TYPE_CHECKING:
-    from coldstart.scheduling.deadline import Deadlines
+    from coldstart.scheduling.deadline import DeadlinePolicy
     from coldstart.scheduling.profile import IterationProfile
 
 KEY = "coldstart_scheduler"
@@ -66,7 +66,7 @@ class SchedulerSettings:
         "--quantum",
         "SECONDS",
         exclusive_minimum=0,
-        unused_by=_VLLM_POLICIES,
+        unused_by_policies=_VLLM_POLICIES,
     )
     levels: int | None = setting(
         None, "Number of queues (default: enough for the longest prefill).", minimum=1
@@ -77,7 +77,7 @@ class SchedulerSettings:
         "--eta",
         "N",
         minimum=1,
-        unused_by=_VLLM_POLICIES,
+        unused_by_policies=_VLLM_POLICIES,
     )
     alpha_s: float = setting(
         0.3,
@@ -85,7 +85,7 @@ class SchedulerSettings:
         "--alpha",
         "SECONDS",
         minimum=0,
-        unused_by=_VLLM_POLICIES,
+        unused_by_policies=_VLLM_POLICIES,
     )
     mlfq: MlfqVariant = setting(  # noqa: RUF009 - it returns a dataclass field
         "tempered",
@@ -95,7 +95,7 @@ class SchedulerSettings:
         "--mlfq",
         "VARIANT",
         choices=MLFQ_VARIANTS,
-        unused_by=_VLLM_POLICIES,
+        unused_by_policies=_VLLM_POLICIES,
     )
     alpha_scale: float | None = setting(
         None,
@@ -104,7 +104,7 @@ class SchedulerSettings:
         "--alpha-scale",
         "FACTOR",
         minimum=0,
-        unused_by=_VLLM_POLICIES,
+        unused_by_policies=_VLLM_POLICIES,
     )
     promoted_cap: float | None = setting(
         None,
@@ -112,7 +112,7 @@ class SchedulerSettings:
         "--promoted",
         "SHARE",
         minimum=0,
-        unused_by=_VLLM_POLICIES,
+        unused_by_policies=_VLLM_POLICIES,
     )
     oldest_share: float = setting(
         0.0,
@@ -121,7 +121,7 @@ class SchedulerSettings:
         "SHARE",
         minimum=0,
         maximum=1,
-        unused_by=_VLLM_POLICIES,
+        unused_by_policies=_VLLM_POLICIES,
     )
     reserve_quantile: float = setting(
         0.9,
@@ -131,7 +131,7 @@ class SchedulerSettings:
         "QUANTILE",
         minimum=0,
         maximum=1,
-        unused_by=_VLLM_POLICIES,
+        unused_by_policies=_VLLM_POLICIES,
     )
     strategy: KvStrategy | None = setting(  # noqa: RUF009 - it returns a dataclass field
         None,
@@ -139,7 +139,7 @@ class SchedulerSettings:
         " demand, recompute drops it and computes it again (default: proactive).",
         "--kv-strategy",
         choices=STRATEGIES,
-        unused_by=_VLLM_POLICIES,
+        unused_by_policies=_VLLM_POLICIES,
     )
     host_bytes: int | None = setting(
         None,
@@ -156,7 +156,7 @@ class SchedulerSettings:
         "--deadline-factor",
         "FACTOR",
         minimum=0,
-        unused_by=(FCFS, MLFQ),
+        unused_by_policies=(FCFS, MLFQ),
     )
     slo_s: float | None = setting(
         None,
@@ -165,7 +165,7 @@ class SchedulerSettings:
         "--deadline-slo",
         "SECONDS",
         exclusive_minimum=0,
-        unused_by=(FCFS, MLFQ),
+        unused_by_policies=(FCFS, MLFQ),
     )
     classes: str | None = setting(
         None,
@@ -173,8 +173,8 @@ class SchedulerSettings:
         " of its API key or header. Default: no classes.",
         "--deadline-classes",
         "FILE",
-        unused_by=(FCFS, MLFQ),
-        live=True,
+        unused_by_policies=(FCFS, MLFQ),
+        is_live_only=True,
     )
     shadow_s: float | None = setting(
         None,
@@ -183,8 +183,8 @@ class SchedulerSettings:
         "--shadow",
         "SECONDS",
         minimum=1,
-        unused_by=(MLFQ,),
-        live=True,
+        unused_by_policies=(MLFQ,),
+        is_live_only=True,
     )
     profile: Mapping[str, object] | None = setting(None, "Iteration times by size, in seconds.")
 
@@ -196,7 +196,7 @@ class SchedulerSettings:
             object.__setattr__(self, "classes", str(Path(self.classes).absolute()))
 
     @classmethod
-    def read(cls, additional_config: object) -> SchedulerSettings:
+    def from_additional_config(cls, additional_config: object) -> SchedulerSettings:
         """Read the settings from the parsed value of --additional-config, and check them.
 
         Raises:
@@ -210,7 +210,7 @@ class SchedulerSettings:
         settings.check()
         return settings
 
-    def additional_config(self) -> dict[str, object]:
+    def build_additional_config(self) -> dict[str, object]:
         """Return the value of --additional-config, without host_bytes, which is part of --kv-transfer-config."""
         default = type(self)()
         changed = {name: value for name, value in asdict(self).items() if value != getattr(default, name)}
@@ -233,33 +233,39 @@ class SchedulerSettings:
             return self.strategy
         return "recompute" if self.policy in _VLLM_POLICIES and not self.host_bytes else "proactive"
 
-    def iteration_profile(self) -> IterationProfile:
+    def get_iteration_profile(self) -> IterationProfile:
         from coldstart.scheduling.profile import FALLBACK_PROFILE, IterationProfile
 
         return FALLBACK_PROFILE if self.profile is None else IterationProfile.parse(self.profile)
 
-    def deadlines(self, cache_tokens: int) -> Deadlines:
+    def create_deadline_policy(self, cache_tokens: int) -> DeadlinePolicy:
         """Create the deadline policy for a server whose prefix cache has `cache_tokens` tokens."""
-        from coldstart.scheduling.deadline import Deadlines
+        from coldstart.scheduling.deadline import DeadlinePolicy
 
-        return Deadlines(self.iteration_profile(), self.factor, self.slo_s, cache_tokens)
+        return DeadlinePolicy(self.get_iteration_profile(), self.factor, self.slo_s, cache_tokens)
 
     def check(self) -> None:
         """Raise ValueError if a value is out of range."""
         for name, one in list_settings(self):
-            one.require(name, getattr(self, name))
+            one.require_valid(name, getattr(self, name))
 
     def check_command_line(self) -> None:
         """Raise ValueError if a value is out of range, or if the policy or KV strategy ignores a changed setting."""
         self.check()
         default = type(self)()
-        changed = [(name, one) for name, one in options() if getattr(self, name) != getattr(default, name)]
+        changed = [
+            (name, one)
+            for name, one in list_command_options()
+            if getattr(self, name) != getattr(default, name)
+        ]
         for name, one in changed:
-            if self.policy in one.unused_by:
-                *rest, last = [o.flag for _, o in options() if self.policy not in o.unused_by][1:]
+            if self.policy in one.unused_by_policies:
+                *rest, last = [
+                    o.flag for _, o in list_command_options() if self.policy not in o.unused_by_policies
+                ][1:]
                 raise ValueError(
                     f"cannot use {one.flag} with {self.policy}, which accepts only {', '.join(rest)} and {last};"
-                    f" use --scheduler {next(name for name in (MLFQ, DEADLINE) if name not in one.unused_by)}"
+                    f" use --scheduler {next(name for name in (MLFQ, DEADLINE) if name not in one.unused_by_policies)}"
                 )
             strategies = _STRATEGIES_USING.get(name, STRATEGIES)
             if self.policy == MLFQ and self.kv_strategy not in strategies:
@@ -269,13 +275,17 @@ class SchedulerSettings:
                 )
 
 
-def needs_front_end_hooks(additional_config: object) -> tuple[bool, bool]:
+def find_enabled_hooks(additional_config: object) -> tuple[bool, bool]:
     """Return whether vLLM's --additional-config enables deadlines, and whether it enables shadow predictions."""
     values = additional_config.get(KEY) if isinstance(additional_config, Mapping) else None
     known = values if isinstance(values, Mapping) else {}
     return known.get("policy") == DEADLINE, known.get("shadow_s") is not None
 
 
-def options(*, live: bool = True) -> Iterator[tuple[str, Setting]]:
-    """Yield the fields that have a command-line option. Without `live`, yield only those for simulated servers."""
-    return ((name, one) for name, one in list_settings(SchedulerSettings) if one.flag and live >= one.live)
+def list_command_options(*, with_live_only: bool = True) -> Iterator[tuple[str, Setting]]:
+    """Yield the fields that have a command-line option. Without `with_live_only`, yield only those for simulated servers."""
+    return (
+        (name, one)
+        for name, one in list_settings(SchedulerSettings)
+        if one.flag and with_live_only >= one.is_live_only
+    )

@@ -63,7 +63,7 @@ class QueueSimulator:
     profile: IterationProfile
     batch: int
     token_budget: int
-    kv_tokens: int
+    kv_capacity_tokens: int
     context_s: float | None = None
 
     def replay(self, requests: Sequence[FinishedRequest], key: SortKey) -> ReplayedTimes:
@@ -78,7 +78,7 @@ class QueueSimulator:
         return ReplayedTimes(ttft_s, latency_s)
 
 
-class Shadow:
+class ShadowPredictor:
     """Predictor that replays recently finished requests in arrival order and in deadline order."""
 
     def __init__(
@@ -130,7 +130,7 @@ class QueueReplay:
     requests: Sequence[FinishedRequest]
     key: SortKey
     now: float = 0.0
-    used_tokens: int = 0
+    used_kv_tokens: int = 0
     arrived_count: int = 0
     context_s: float = 0.0
     waiting: list[tuple[float, int]] = field(default_factory=list)
@@ -164,7 +164,7 @@ class QueueReplay:
         self._admit()
         decoding = [number for number in self.running if not self.pending[number]]
         chunks = dict(self._split_prompts(self.model.token_budget - len(decoding)))
-        seconds = self.model.profile.iteration_s(sum(chunks.values()), len(decoding))
+        seconds = self.model.profile.predict_iteration_s(sum(chunks.values()), len(decoding))
         seconds += self.context_s * sum(map(self._context, decoding))
         steps = 1 if chunks else self._count_uniform_steps(decoding, seconds)
         self.now += seconds * steps
@@ -175,7 +175,7 @@ class QueueReplay:
                 self._decode(number, 1)
         for number in decoding:
             self._decode(number, steps)
-        while self.used_tokens > self.model.kv_tokens and len(self.running) > 1:
+        while self.used_kv_tokens > self.model.kv_capacity_tokens and len(self.running) > 1:
             self._preempt(max(self.running, key=self.ranks.__getitem__))
         return True
 
@@ -189,11 +189,11 @@ class QueueReplay:
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.model.batch:
             number = self.waiting[0][1]
-            if self.running and self.used_tokens + self._context(number) >= self.model.kv_tokens:
+            if self.running and self.used_kv_tokens + self._context(number) >= self.model.kv_capacity_tokens:
                 return
             heappop(self.waiting)
             self.running.append(number)
-            self.used_tokens += self._context(number)
+            self.used_kv_tokens += self._context(number)
 
     def _split_prompts(self, budget: int) -> Iterator[tuple[int, int]]:
         for number in self.running:
@@ -206,11 +206,11 @@ class QueueReplay:
         steps = min(self.remaining[number] for number in decoding)
         if self.arrived_count < len(self.requests) and len(self.running) < self.model.batch:
             steps = min(steps, ceil((self.requests[self.arrived_count].arrival_s - self.now) / seconds))
-        return max(1, min(steps, (self.model.kv_tokens - self.used_tokens) // len(decoding)))
+        return max(1, min(steps, (self.model.kv_capacity_tokens - self.used_kv_tokens) // len(decoding)))
 
     def _decode(self, number: int, tokens: int) -> None:
         self.remaining[number] -= tokens
-        self.used_tokens += tokens
+        self.used_kv_tokens += tokens
         if not self.remaining[number]:
             self.end_at_s[number] = self.now
             self._stop(number)
@@ -222,4 +222,4 @@ class QueueReplay:
 
     def _stop(self, number: int) -> None:
         self.running.remove(number)
-        self.used_tokens -= self._context(number)
+        self.used_kv_tokens -= self._context(number)

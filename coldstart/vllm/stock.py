@@ -15,7 +15,7 @@ from threading import Thread
 from coldstart.contract import fallback
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
-from coldstart.scheduling.settings import needs_front_end_hooks
+from coldstart.scheduling.settings import find_enabled_hooks
 from coldstart.system.ipc import addresses
 from coldstart.vllm import compat
 from coldstart.vllm.engine.readiness import send_report, take_ready_pipe
@@ -54,7 +54,7 @@ def _drop_unsupported_arguments(plan: LaunchPlan) -> list[str]:
     if given.value("scheduler_cls") == SCHEDULER_CLS:
         dropped |= {"--scheduler-cls", "--additional-config", "--kv-transfer-config"}
         plan.fallbacks.append(Fallback("scheduler", "vLLM's own server runs its own scheduler."))
-    elif any(wanted := needs_front_end_hooks(given.value("additional_config"))):
+    elif any(wanted := find_enabled_hooks(given.value("additional_config"))):
         dropped |= {"--scheduling-policy"} if wanted[0] else set()
         dropped.add("--additional-config")
         lost = "vLLM's own server supports neither deadlines nor shadow predictions."

@@ -1,4 +1,4 @@
-"""Deadlines through vLLM's own priority queue, and the shadow through its statistics."""
+"""DeadlinePolicy through vLLM's own priority queue, and the shadow through its statistics."""
 
 import asyncio
 import logging
@@ -147,9 +147,9 @@ def test_require_refuses_unsupported_configuration(change: dict[str, object], wo
 
 def test_settings_survive_the_command_line() -> None:
     settings = SchedulerSettings(batch=4, alpha_s=1.5, profile={"prefill": [[1, 0.1]], "decode": [[1, 0.1]]})
-    assert SchedulerSettings.read(settings.additional_config()) == settings
-    assert settings.iteration_profile().shortest_s == 0.1
-    assert SchedulerSettings.read({}) == SchedulerSettings()
+    assert SchedulerSettings.from_additional_config(settings.build_additional_config()) == settings
+    assert settings.get_iteration_profile().shortest_iteration_s == 0.1
+    assert SchedulerSettings.from_additional_config({}) == SchedulerSettings()
     assert SCHEDULER_CLS.endswith("PolicyScheduler")
 
 

@@ -114,7 +114,7 @@ def measure_iterations(engine: OfflineEngine, budget_s: float = profiling.BUDGET
     batches = min(scheduler.max_num_seqs, MAX_PROFILED_BATCH, held // each)
     sizes = {"prefill": [*_powers(1, max(1, limit))], "decode": [*_powers(1, max(1, batches))]}
     measure = {"prefill": _prefill, "decode": _decode}
-    return profiling.Profiler(lambda kind, size: measure[kind](engine, size), budget_s).run(sizes)
+    return profiling.IterationProfiler(lambda kind, size: measure[kind](engine, size), budget_s).run(sizes)
 
 
 def _prefill(engine: OfflineEngine, length: int) -> float:

@@ -30,7 +30,7 @@ def serve_arguments(settings: SchedulerSettings, *, on_cpu: bool) -> list[str]:
         flags += ["--scheduling-policy", "priority"]
         flags += ["--middleware", KEEP_HEADERS] if settings.classes else []
     if settings.policy != FCFS or settings.shadow_s is not None:
-        flags += ["--additional-config", json.dumps(settings.additional_config())]
+        flags += ["--additional-config", json.dumps(settings.build_additional_config())]
     if not evicts and settings.batch is not None:
         flags += ["--max-num-active-seqs", str(settings.batch)]
     if settings.kv_strategy != "recompute" and settings.host_bytes:

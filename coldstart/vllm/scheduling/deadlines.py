@@ -1,4 +1,4 @@
-"""Deadlines and shadow predictions in vLLM's API server process; the engine and its scheduler are unchanged.
+"""DeadlinePolicy and shadow predictions in vLLM's API server process; the engine and its scheduler are unchanged.
 
 The deadline of a request is passed to vLLM's own scheduler as its priority. Predictions run in a vLLM statistics logger.
 """
@@ -17,9 +17,9 @@ from prometheus_client import Gauge
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from coldstart.scheduling.classes import Classes
+from coldstart.scheduling.classes import RequestClasses
 from coldstart.scheduling.settings import DEADLINE, FCFS, SchedulerSettings
-from coldstart.scheduling.shadow import FinishedRequest, Prediction, QueueSimulator, Shadow
+from coldstart.scheduling.shadow import FinishedRequest, Prediction, QueueSimulator, ShadowPredictor
 from coldstart.vllm.scheduling.headers import HEADERS
 
 MAX_CPU_SHARE = 0.01
@@ -33,12 +33,12 @@ class DeadlineLLM(AsyncLLM):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        settings = SchedulerSettings.read(self.vllm_config.additional_config)
+        settings = SchedulerSettings.from_additional_config(self.vllm_config.additional_config)
         cached = _count_kv_tokens(self.vllm_config) * bool(
             self.vllm_config.cache_config.enable_prefix_caching
         )
-        self._deadlines = settings.deadlines(cached)
-        self._classes = Classes(Path(settings.classes)) if settings.classes else None
+        self._deadlines = settings.create_deadline_policy(cached)
+        self._classes = RequestClasses(Path(settings.classes)) if settings.classes else None
 
     async def add_request(
         self, request_id: str, prompt: Any, params: Any, *args: Any, priority: int = 0, **kwargs: Any
@@ -48,7 +48,7 @@ class DeadlineLLM(AsyncLLM):
         A priority that is set by the client or by the request class takes precedence over deadlines.
         """
         if not priority and self._classes is not None:
-            priority = self._classes.find(HEADERS.get())
+            priority = self._classes.find_priority(HEADERS.get())
         deadline = self._deadlines.priority(time.time(), _get_token_ids(prompt), priority)
         return await super().add_request(request_id, prompt, params, *args, priority=deadline, **kwargs)
 
@@ -57,16 +57,17 @@ class ShadowLogger(StatLoggerBase):
     """Statistics logger that predicts the request latencies of one engine under the other policy (FCFS or deadlines)."""
 
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
-        settings = SchedulerSettings.read(vllm_config.additional_config)
+        settings = SchedulerSettings.from_additional_config(vllm_config.additional_config)
         limits = vllm_config.scheduler_config
         model = QueueSimulator(
-            settings.iteration_profile(),
+            settings.get_iteration_profile(),
             limits.max_num_active_seqs or limits.max_num_seqs,
             limits.max_num_batched_tokens,
             _count_kv_tokens(vllm_config),
         )
         serves_deadlines = settings.policy == DEADLINE
-        self._shadow = Shadow(model, settings.deadlines(0).slack_s, serves_deadlines=serves_deadlines)
+        compute_slack_s = settings.create_deadline_policy(0).compute_slack_s
+        self._shadow = ShadowPredictor(model, compute_slack_s, serves_deadlines=serves_deadlines)
         self._current_and_other_order = (DEADLINE, FCFS) if serves_deadlines else (FCFS, DEADLINE)
         self._engine, self._interval_s = str(engine_index), settings.shadow_s or 0.0
         self._due_s = time.monotonic() + self._interval_s

@@ -44,7 +44,7 @@ class LoadSelector:
         if not self.view.has_evicted():
             return []
         due, others = self._list_on_host()
-        fitting = self._select_fitting(chosen, due, others, enst, self.reserve.blocks(now))
+        fitting = self._select_fitting(chosen, due, others, enst, self.reserve.compute_reserved_blocks(now))
         self.loading += [request.request_id for request in fitting if request in due]
         return fitting
 
@@ -149,16 +149,19 @@ class Placement:
         """
         if self._is_invalid:
             return False
-        self.ranking.tick(now, self.view.batch)
+        self.ranking.promote_starved_jobs(now, self.view.batch)
         return self.ranking.moved == self._decided_moves and self.room.fits_next_tokens(self._running_count)
 
     def decide(self, now: float) -> tuple[list[Request], list[Request]]:
         """Return the requests to run, in rank order, and the requests to load. Evict requests that do not fit."""
-        self.ranking.tick(now, self.view.batch)
+        self.ranking.promote_starved_jobs(now, self.view.batch)
         picked = [self.view.request(job.id) for job in self.pick()]
         enst = self.enst(now)
         if self.ahead:
-            self.room.reserve, self.room.horizon_s = self.reserve.blocks(now), self.reserve.window_s
+            self.room.reserve, self.room.horizon_s = (
+                self.reserve.compute_reserved_blocks(now),
+                self.reserve.window_s,
+            )
         chosen = self.room.allocate(picked, enst)
         loads = self.loads.choose(chosen, enst, now) if self.keeps_kv else []
         self._decided_moves, self._running_count = self.ranking.moved, len(chosen)

@@ -82,8 +82,8 @@ class PolicyScheduler(AsyncScheduler):
         super().__init__(**kwargs)
         require_support(self.vllm_config)
         self.stages: int = self.parallel_config.pipeline_parallel_size
-        self.settings = SchedulerSettings.read(self.vllm_config.additional_config)
-        self.profile = self.settings.iteration_profile()
+        self.settings = SchedulerSettings.from_additional_config(self.vllm_config.additional_config)
+        self.profile = self.settings.get_iteration_profile()
         self._prefill_s = lru_cache(maxsize=8192)(self.profile.prefill)
         self.ranking = SkipJoinMlfq(self.profile, self.settings)
         self.batch = min(self.settings.batch or self.max_num_active_reqs, self.max_num_running_reqs)
@@ -150,7 +150,7 @@ class PolicyScheduler(AsyncScheduler):
             self.placement.invalidate()
             now = self.clock()
             for request_id in report.finished_recving & self._load_started_s.keys():
-                self.placement.reserve.add_latency(now - self._load_started_s.pop(request_id))
+                self.placement.reserve.add_load_time(now - self._load_started_s.pop(request_id))
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def _can_reuse_decision(self, now: float) -> bool:
@@ -215,11 +215,11 @@ class PolicyScheduler(AsyncScheduler):
 
     def _record_service(self, request: Request, tokens: int, decode_s: float, now: float) -> None:
         job = self.jobs[request.request_id]
-        prefill = tokens > 1 or job.generated == 0
+        prefill = tokens > 1 or job.generated_tokens == 0
         cost = self._prefill_s(tokens) if prefill else decode_s
-        job.generated = count_tokens_after_flight(request) - job.prompt_tokens
-        job.computed = request.num_computed_tokens
-        job.within_prompt = request.is_prefill_chunk
+        job.generated_tokens = count_tokens_after_flight(request) - job.prompt_tokens
+        job.computed_tokens = request.num_computed_tokens
+        job.is_within_prompt = request.is_prefill_chunk
         if not request.is_prefill_chunk:
             self.fresh.discard(job.id)
         self.ranking.add_service(job, cost, now)
@@ -258,7 +258,7 @@ class PolicyScheduler(AsyncScheduler):
         self._running_changed = True
         self.fresh.discard(request.request_id)
         super()._preempt_request(request, *args, **kwargs)
-        self.jobs[request.request_id].computed = 0
+        self.jobs[request.request_id].computed_tokens = 0
         if self.connector is not None:
             self.connector.record_eviction(request)
 

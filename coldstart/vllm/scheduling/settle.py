@@ -12,7 +12,7 @@ from typing import Any
 
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
-from coldstart.scheduling.settings import KEY, needs_front_end_hooks
+from coldstart.scheduling.settings import KEY, find_enabled_hooks
 from coldstart.vllm import compat
 from coldstart.vllm.scheduling import OFFLOADING_MODULE, SCHEDULER_CLS
 
@@ -39,7 +39,7 @@ def engine_client(config: Any, plan: LaunchPlan) -> tuple[Any, list[Any]]:
     """Return the engine client class (DeadlineLLM if deadlines are enabled), and the additional statistics loggers."""
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    enabled = needs_front_end_hooks(config.additional_config)
+    enabled = find_enabled_hooks(config.additional_config)
     if not any(enabled):
         return AsyncLLM, []
     if reason := compat.check("deadline", _import_deadlines):

@@ -1,6 +1,6 @@
 """Simulated engine: vLLM's own scheduler and KV connector on a virtual clock, without a model, worker or device.
 
-Equation: an iteration takes profile.iteration_s(prefill tokens, decoding requests) + context_s * context tokens of the
+Equation: an iteration takes profile.predict_iteration_s(prefill tokens, decoding requests) + context_s * context tokens of the
 decoding requests. The link to host memory carries one transfer at a time in each direction. Generated tokens are arbitrary.
 """
 
@@ -145,7 +145,9 @@ class VirtualEngine:
         scheduler = PolicyScheduler if settings.policy == MLFQ else AsyncScheduler
         self._deadlines = None
         if settings.policy == DEADLINE:
-            self._deadlines = settings.deadlines(resources.device_blocks * resources.block_tokens)
+            self._deadlines = settings.create_deadline_policy(
+                resources.device_blocks * resources.block_tokens
+            )
         self.scheduler = create_scheduler(scheduler, create_config(resources, settings))
         self.scheduler.clock = lambda: self.now
         self._iterations_in_flight: deque[_Iteration] = deque()
@@ -158,7 +160,7 @@ class VirtualEngine:
             )
             self._worker.worker = self._link
 
-    def add(self, name: str, prompt: Sequence[int], output: int) -> None:
+    def add_request(self, name: str, prompt: Sequence[int], output: int) -> None:
         """Add a request that generates `output` tokens. Raises ValueError if its KV cannot fit on the device."""
         needed_blocks = self.resources.blocks(len(prompt) + output)
         if needed_blocks > self.resources.device_blocks:
@@ -222,7 +224,7 @@ class VirtualEngine:
         decoding = [n for n, t in tokens.items() if t == 1 and self._context[n] > prompts[n]]
         prefill = sum(tokens.values()) - len(decoding)
         context = self._context_s * sum(starts[name] for name in decoding)
-        return self.profile.iteration_s(prefill, len(decoding)) + context
+        return self.profile.predict_iteration_s(prefill, len(decoding)) + context
 
     def _sample(self, name: str, computed: int) -> list[int]:
         if computed < self._context[name]:
@@ -273,7 +275,7 @@ def create_config(resources: EngineResources, settings: SchedulerSettings) -> Vl
     config.scheduler_config.max_num_scheduled_tokens = resources.token_budget
     config.cache_config.num_gpu_blocks = resources.device_blocks + 1
     config.cache_config.block_size = resources.block_tokens
-    config.additional_config = settings.additional_config()
+    config.additional_config = settings.build_additional_config()
     if config.kv_transfer_config is not None:
         host_bytes = resources.host_blocks * HOST_BLOCK_BYTES
         config.kv_transfer_config.kv_connector_extra_config["cpu_bytes_to_use"] = host_bytes

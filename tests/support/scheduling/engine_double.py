@@ -69,7 +69,7 @@ def build(shape: Shape, cls: type[AsyncScheduler]) -> AsyncScheduler:
         host_blocks=shape.host_blocks or 0,
     )
     settings = {"batch": shape.batch, **shape.settings}
-    config = create_config(machine, SchedulerSettings.read({KEY: settings}))
+    config = create_config(machine, SchedulerSettings.from_additional_config({KEY: settings}))
     config.scheduler_config.async_scheduling = shape.asynchronous
     parallel = config.parallel_config
     parallel.tensor_parallel_size, parallel.pipeline_parallel_size = shape.tensor, shape.stages

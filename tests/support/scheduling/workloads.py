@@ -182,7 +182,7 @@ class Checked(Run):
     def _wanted(self) -> set[str]:
         scheduler = self.scheduler
         scheduler._account_time(self.engine.now)  # as the step does: the ranking depends on it
-        scheduler.ranking.tick(self.engine.now, scheduler.batch)
+        scheduler.ranking.promote_starved_jobs(self.engine.now, scheduler.batch)
         return {job.id for job in scheduler.placement.pick()}
 
     def _tokens(self, name: str) -> int:

@@ -44,7 +44,7 @@ def test_deadlines_are_priorities_of_vllms_own_scheduler(publish: Publish) -> No
     given = flags(made)
     assert (given["--scheduling-policy"], given["--max-num-active-seqs"]) == ("priority", "4")
     assert given.keys() == {"--scheduling-policy", "--max-num-active-seqs", "--additional-config"}
-    told = SchedulerSettings.read(json.loads(given["--additional-config"]))
+    told = SchedulerSettings.from_additional_config(json.loads(given["--additional-config"]))
     assert replace(told, profile=None) == choice and told.profile is not None and not made.fallbacks
     kept = scheduler.apply_scheduler(PLAN, replace(choice, host_bytes=1 << 20), None, on_cpu=True)
     assert "--kv-transfer-config" in flags(kept)
@@ -67,7 +67,7 @@ def test_deadline_classes_are_checked_and_reach_vllm(tmp_path: Path, monkeypatch
     scheduler.check_scheduler(choice, PLAN.vllm_args)
     given = flags(scheduler.apply_scheduler(PLAN, choice, None, on_cpu=True))
     assert given["--middleware"] == "coldstart.vllm.scheduling.headers.KeepHeaders"
-    told = SchedulerSettings.read(json.loads(given["--additional-config"]))
+    told = SchedulerSettings.from_additional_config(json.loads(given["--additional-config"]))
     assert told.classes == str(tmp_path / "classes.toml")
     with pytest.raises(UsageError, match="cannot use --deadline-classes with fcfs"):
         scheduler.check_scheduler(fcfs(classes="classes.toml"), PLAN.vllm_args)
@@ -77,7 +77,7 @@ def test_shadow_adds_its_settings_to_vllms_own_scheduler(publish: Publish) -> No
     choice = fcfs(shadow_s=60.0)
     given = flags(scheduler.apply_scheduler(PLAN, choice, publish(iterations=PROFILE), on_cpu=True))
     assert given.keys() == {"--additional-config"}
-    told = SchedulerSettings.read(json.loads(given["--additional-config"]))
+    told = SchedulerSettings.from_additional_config(json.loads(given["--additional-config"]))
     assert replace(told, profile=None) == choice and told.profile is not None
     with pytest.raises(UsageError, match="--additional-config cannot be combined with --shadow"):
         scheduler.check_scheduler(choice, Arguments(["--additional-config", "{}"]))

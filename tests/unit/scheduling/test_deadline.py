@@ -11,25 +11,33 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from coldstart.errors import UsageError
-from coldstart.scheduling.classes import Classes
-from coldstart.scheduling.deadline import MAX_CLIENT_PRIORITY, Deadlines
+from coldstart.scheduling.classes import RequestClasses
+from coldstart.scheduling.deadline import MAX_CLIENT_PRIORITY, DeadlinePolicy
 from coldstart.scheduling.profile import Curve, IterationProfile, ProfileError
-from coldstart.scheduling.profiling import Profiler
-from coldstart.scheduling.shadow import MAX_REQUESTS, MIN_REQUESTS, FinishedRequest, QueueSimulator, Shadow
+from coldstart.scheduling.profiling import IterationProfiler
+from coldstart.scheduling.shadow import (
+    MAX_REQUESTS,
+    MIN_REQUESTS,
+    FinishedRequest,
+    QueueSimulator,
+    ShadowPredictor,
+)
 
 PROFILE = IterationProfile.create([(1, 0.01), (100, 0.02), (1000, 0.2)], [(1, 0.01)])
 NOW = 1_800_000_000.0
 
 
 def test_slo_limits_the_slack_to_what_leaves_time_for_the_prefill() -> None:
-    deadlines = Deadlines(PROFILE, factor=32, slo_s=0.3)
-    assert deadlines.slack_s(1000) == 0.3 - 0.2 and deadlines.slack_s(10**6) == 0.0
-    assert deadlines.slack_s(1) == 0.3 - 0.01 and Deadlines(PROFILE, 32).slack_s(1) == 0.32
+    deadlines = DeadlinePolicy(PROFILE, factor=32, slo_s=0.3)
+    assert deadlines.compute_slack_s(1000) == 0.3 - 0.2 and deadlines.compute_slack_s(10**6) == 0.0
+    assert (
+        deadlines.compute_slack_s(1) == 0.3 - 0.01 and DeadlinePolicy(PROFILE, 32).compute_slack_s(1) == 0.32
+    )
 
 
 @given(st.integers(-(1 << 70), 1 << 70), st.integers(-(1 << 70), 1 << 70), st.integers(0, 4000))
 def test_a_clients_own_priority_wins_over_any_deadline(one: int, other: int, tokens: int) -> None:
-    deadlines = Deadlines(PROFILE, 1e9)
+    deadlines = DeadlinePolicy(PROFILE, 1e9)
     late, early = deadlines.priority(NOW, range(tokens), one), deadlines.priority(0.0, (), other)
     assert -(1 << 63) <= early <= late or one < other or abs(one) > MAX_CLIENT_PRIORITY < abs(other)
     assert late < 1 << 63
@@ -48,7 +56,7 @@ def test_only_requests_within_the_slack_pass_an_earlier_one(
     requests: list[tuple[float, int, float]], factor: float, slo_s: float | None
 ) -> None:
     """One server that never preempts takes the request of smallest (priority, arrival), as vLLM's queue does."""
-    deadlines, now, arrivals = Deadlines(PROFILE, factor, slo_s), NOW, []
+    deadlines, now, arrivals = DeadlinePolicy(PROFILE, factor, slo_s), NOW, []
     for number, (gap, tokens, service) in enumerate(requests):
         now += gap
         arrivals.append((now, number, tokens, service))
@@ -66,7 +74,7 @@ def test_only_requests_within_the_slack_pass_an_earlier_one(
         arrival, _, tokens, _ = arrivals[number]
         for passing in order[:place]:
             # One microsecond for rounding.
-            assert arrivals[passing][0] <= arrival + deadlines.slack_s(tokens) + 2e-6
+            assert arrivals[passing][0] <= arrival + deadlines.compute_slack_s(tokens) + 2e-6
 
 
 KEY = "key-of-the-batch-clients"
@@ -83,12 +91,12 @@ key_file = "batch.key"
 def test_a_request_has_the_priority_of_the_first_class_that_fits(tmp_path: Path) -> None:
     (tmp_path / "batch.key").write_text(f"{KEY}\n")
     (tmp_path / "classes.toml").write_text(FILE)
-    classes = Classes(tmp_path / "classes.toml")
+    classes = RequestClasses(tmp_path / "classes.toml")
     by_key, by_header = (b"authorization", b"Bearer " + KEY.encode()), (b"x-class", b"interactive")
-    assert classes.find([by_key, (b"accept", b"*/*")]) == 10
-    assert classes.find([by_key, by_header]) == classes.find([by_header]) == -10
+    assert classes.find_priority([by_key, (b"accept", b"*/*")]) == 10
+    assert classes.find_priority([by_key, by_header]) == classes.find_priority([by_header]) == -10
     others = [(b"authorization", b"Bearer other"), (b"x-class", b"batch"), (b"x-other", b"interactive")]
-    assert classes.find(others) == classes.find([]) == 0
+    assert classes.find_priority(others) == classes.find_priority([]) == 0
 
 
 @pytest.mark.parametrize(
@@ -110,7 +118,7 @@ def test_an_invalid_file_is_an_error_that_names_the_class(tmp_path: Path, text: 
     file = tmp_path / "classes.toml"
     file.write_text(text)
     with pytest.raises(UsageError, match=reason) as failure:
-        Classes(file)
+        RequestClasses(file)
     assert failure.value.hint
 
 
@@ -130,10 +138,12 @@ def arrive(rows: list[tuple[float, int, float, int]]) -> list[FinishedRequest]:
 
 @given(ARRIVALS, st.integers(1, 8), st.sampled_from([16, 200, 4000]), st.sampled_from([8, 2048]))
 def test_every_request_is_served_when_memory_and_budget_are_small(
-    rows: list[tuple[float, int, float, int]], batch: int, kv_tokens: int, budget: int
+    rows: list[tuple[float, int, float, int]], batch: int, kv_capacity_tokens: int, budget: int
 ) -> None:
     requests = arrive(rows)
-    done = QueueSimulator(LINEAR, batch, budget, kv_tokens).replay(requests, lambda one: one.arrival_s)
+    done = QueueSimulator(LINEAR, batch, budget, kv_capacity_tokens).replay(
+        requests, lambda one: one.arrival_s
+    )
     for one, ttft_s, latency_s in zip(requests, *done, strict=True):
         alone_s = LINEAR.prefill(min(budget, max(1, one.prompt - one.cached)))
         assert alone_s * 0.999 <= ttft_s <= latency_s < float("inf")
@@ -159,7 +169,7 @@ def traffic(count: int) -> list[FinishedRequest]:
 def test_the_other_order_is_predicted_from_the_latest_requests() -> None:
     model = QueueSimulator(LINEAR, 4, 2048, 4000)
     fcfs, deadline = (
-        Shadow(model, lambda tokens: 64 * LINEAR.prefill(tokens), serves_deadlines=own)
+        ShadowPredictor(model, lambda tokens: 64 * LINEAR.prefill(tokens), serves_deadlines=own)
         for own in (False, True)
     )
     for one in traffic(MIN_REQUESTS - 1):
@@ -191,9 +201,9 @@ def test_a_curve_never_falls(points: list[tuple[int, float]], a: float, b: float
 
 def test_a_mixed_iteration_costs_more_than_either_part() -> None:
     profile = IterationProfile.create([(1, 0.02), (512, 0.05)], [(1, 0.02), (16, 0.025)])
-    mixed = profile.iteration_s(512, 16)
-    assert max(profile.iteration_s(512, 0), profile.iteration_s(0, 16)) < mixed < 0.075
-    assert profile.iteration_s(0, 0) == 0.0
+    mixed = profile.predict_iteration_s(512, 16)
+    assert max(profile.predict_iteration_s(512, 0), profile.predict_iteration_s(0, 16)) < mixed < 0.075
+    assert profile.predict_iteration_s(0, 0) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -232,7 +242,7 @@ class Engine:
         return seconds
 
     def profile(self, budget_s: float) -> dict[str, object]:
-        return Profiler(self.measure, budget_s, now=lambda: self.time).run(SIZES)
+        return IterationProfiler(self.measure, budget_s, now=lambda: self.time).run(SIZES)
 
 
 @pytest.mark.parametrize("token_s", [0.01, 0.03, 0.3, 3.0])
@@ -246,4 +256,4 @@ def test_profile_stays_within_its_budget_and_lists_missing_sizes(token_s: float)
     for kind, sizes in SIZES.items():
         assert measured[kind] + left.get(kind, []) == sizes
     # What is left is still a profile, for bundles and schedulers.
-    assert IterationProfile.parse(found).shortest_s == pytest.approx(0.5 + token_s)
+    assert IterationProfile.parse(found).shortest_iteration_s == pytest.approx(0.5 + token_s)

@@ -31,7 +31,7 @@ def names(policy: SkipJoinMlfq) -> list[str]:
 @given(st.floats(1e-3, 10), st.integers(1, 12), st.integers(1, 5000))
 def test_the_first_queue_is_the_highest_that_covers_the_time(first: float, levels: int, prompt: int) -> None:
     policy, job = mlfq(first_quantum_s=first, levels=levels), Job("a", 0, prompt)
-    level, seconds = policy.first_level(job), job.next_s(PROFILE)
+    level, seconds = policy.compute_first_level(job), job.predict_iteration_s(PROFILE)
     assert policy.quanta[level] >= seconds * (1 - 1e-8) or level == levels - 1
     assert level == 0 or policy.quanta[level - 1] < seconds
 
@@ -62,12 +62,12 @@ def test_demotion_reaches_the_queue_of_the_next_iteration() -> None:
 def test_chunks_of_one_prompt_are_one_iteration_when_they_use_the_quantum() -> None:
     policy, job = mlfq(alpha_s=1.0), Job("a", 0, 200)
     policy.add(job, 0)
-    policy.tick(1.0, batch=1)
+    policy.promote_starved_jobs(1.0, batch=1)
     assert (job.level, job.promotions) == (0, 1)
-    job.computed, job.within_prompt = 100, True
+    job.computed_tokens, job.is_within_prompt = 100, True
     policy.add_service(job, 4.0, 5)
     assert job.level == 0, "it would wait for alpha after each chunk"
-    job.computed, job.generated, job.within_prompt = 200, 1, False
+    job.computed_tokens, job.generated_tokens, job.is_within_prompt = 200, 1, False
     policy.add_service(job, 4.0, 9)
     assert job.level == 1
 
@@ -79,7 +79,7 @@ def test_the_cap_bounds_promoted_jobs_in_q1() -> None:
     jobs = [Job(str(i), 0, 5000) for i in range(6)]
     for job in jobs:
         policy.add(job, 0)
-    policy.tick(50.0, batch=4)
+    policy.promote_starved_jobs(50.0, batch=4)
     assert [job.id for job in jobs if job.level == 0] == ["0", "1"]
 
 
@@ -118,19 +118,19 @@ def test_any_history_keeps_the_invariants(steps: list[tuple[str, int]], cap: flo
             job = Job(str(number), now, 1 + value % 400)
             policy.add(job, now)
             live[job.id] = job
-            assert job.level == policy.first_level(job)
+            assert job.level == policy.compute_first_level(job)
         elif step == "serve" and live:
             job = next(iter(policy))
-            level, attained = job.level, job.attained_s
-            cost = job.next_s(PROFILE)
-            job.computed, job.generated = job.context, job.generated + 1
+            level, attained = job.level, job.level_service_s
+            cost = job.predict_iteration_s(PROFILE)
+            job.computed_tokens, job.generated_tokens = job.context_tokens, job.generated_tokens + 1
             policy.add_service(job, cost, now)
             used = attained + cost >= policy.quanta[level] * (1 - 1e-9)
             assert used or job.level == level
             assert not used or job.level >= min(level + 1, 5)
         elif step == "end" and live:
             policy.remove(live.pop(sorted(live)[value % len(live)]))
-        policy.tick(now, batch=4)
+        policy.promote_starved_jobs(now, batch=4)
         assert sorted(names(policy)) == sorted(live)
         assert len(policy) == len(live) == sum(map(len, policy.queues))
         assert all(0 <= job.level < 6 for job in policy)
@@ -146,12 +146,12 @@ def test_decoding_batch_is_booked_like_single_jobs(iterations: list[float], prio
     together, alone = mlfq(), mlfq()
     for policy in (together, alone):
         for name, mine in (("a", 0), ("b", priority), ("c", 0)):
-            policy.add(Job(name, 0, 1, generated=1, computed=1, priority=mine), 0)
+            policy.add(Job(name, 0, 1, generated_tokens=1, computed_tokens=1, priority=mine), 0)
     for now, seconds in enumerate(iterations, 1):
         together.add_decode_step(list(together)[:2], seconds, now)
         for job in list(alone)[:2]:
-            job.generated += 1
-            job.computed += 1
+            job.generated_tokens += 1
+            job.computed_tokens += 1
             alone.add_service(job, seconds, now)
     assert names(together) == names(alone) and together.moved == alone.moved
     assert {k: list(v) for k, v in together._unserved.items()} == {
@@ -168,7 +168,7 @@ def test_a_request_is_promoted_a_bounded_number_of_times_in_the_tempered_form(fo
     job, lived_s = Job("a", 0.0, 4000), 200.0
     policy.add(job, 0.0)
     for step in range(int(lived_s * 10)):
-        policy.tick(step / 10, 1)
+        policy.promote_starved_jobs(step / 10, 1)
         if job.level == 0:
             policy.add_service(job, policy.quanta[0], step / 10)
     most = log2(1 + lived_s)
@@ -185,8 +185,8 @@ class Timed(Job):
 
     times: list[float] = field(default_factory=list)
 
-    def next_s(self, profile: IterationProfile, batch: int = 1) -> float:
-        return self.times[self.generated] if self.generated < len(self.times) else 0.0
+    def predict_iteration_s(self, profile: IterationProfile, batch: int = 1) -> float:
+        return self.times[self.generated_tokens] if self.generated_tokens < len(self.times) else 0.0
 
 
 def run_ours(
@@ -198,14 +198,14 @@ def run_ours(
     for number, times in enumerate(jobs):
         policy.add(Timed(str(number), 0.0, 1, times=times), 0.0)
     while len(policy):
-        policy.tick(now, batch)
+        policy.promote_starved_jobs(now, batch)
         chosen = list(islice(policy, batch))
-        costs = [job.next_s(COSTS) for job in chosen]
+        costs = [job.predict_iteration_s(COSTS) for job in chosen]
         now += max(costs)
         done.append((now, [int(job.id) for job in chosen]))
         for job, cost in zip(chosen, costs, strict=True):
-            job.generated += 1
-            if job.generated == len(job.times):  # type: ignore[attr-defined]
+            job.generated_tokens += 1
+            if job.generated_tokens == len(job.times):  # type: ignore[attr-defined]
                 policy.remove(job)
             else:
                 policy.add_service(job, cost, now)
