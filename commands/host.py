@@ -103,7 +103,7 @@ def run(
 
     from coldstart.host import configuration
     from coldstart.host.live import profiles
-    from coldstart.host.live.profiles import create_profiles, find_template_bytes, set_device_memory
+    from coldstart.host.live.profiles import create_profile_reader, fill_in_device_memory, find_template_bytes
     from coldstart.system.devices import hardware
     from coldstart.units import format_memory, require_unit
 
@@ -130,13 +130,13 @@ def run(
         require_unit(memory, "--memory", hint=f"use --memory {memory.strip()}MiB")
     typed["models"] = dict.fromkeys(models or (), model_options)
 
-    bundle_profiles = create_profiles(common.cache, offline=common.offline)
-    adopt = partial(profiles.adopt_arguments, cache=common.cache, offline=common.offline)
+    bundle_profiles = create_profile_reader(common.cache, offline=common.offline)
+    adopt = partial(profiles.read_bundle_arguments, cache=common.cache, offline=common.offline)
 
     def read(profiles: "Profiles", adopt: "Adopt | None") -> "HostFile":
         if host_file is None:
             return configuration.parse(typed, profiles, adopt)
-        file = set_device_memory(configuration.load(host_file, profiles, typed, adopt))
+        file = fill_in_device_memory(configuration.load(host_file, profiles, typed, adopt))
         size = file.settings.memory
         require_unit(size, f"host file {host_file}: memory", hint=f'write memory = "{size}MiB"')
         return file
@@ -181,7 +181,7 @@ def run(
         Log(quiet=common.out.quiet),
         announce,
         endpoint=endpoint,
-        config=host_file,
+        config_path=host_file,
         offline=common.offline,
         heartbeat_s=heartbeat,
         drain_s=drain_timeout,

@@ -39,7 +39,7 @@ from coldstart.host.live.app import Gateway
 from coldstart.host.live.http_server import create_server, format_url, listen
 from coldstart.host.live.log import Log
 from coldstart.host.live.messages import build_auth_header
-from coldstart.host.live.servers import ModelServer, Starter, stop_by_force
+from coldstart.host.live.servers import ModelServer, ServerStarter, stop_by_force
 from coldstart.host.live.starter import StartOrder
 from coldstart.launch import completions
 from coldstart.system.ipc import addresses
@@ -54,7 +54,7 @@ CLONE_NEWNS, CLONE_NEWNET, MS_BIND, MS_REC, MS_PRIVATE = 0x00020000, 0x40000000,
 LOCAL = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
-class _LinkedStarter(Starter):
+class _LinkedStarter(ServerStarter):
     module = "benchmarks.fleet.linked"
 
 
@@ -77,7 +77,9 @@ class LinkedNode(node.NodeServers):
 
     async def warm(self, launch: Launch) -> None:
         """Start a runtime template, from which all servers of this node are forked."""
-        self.templates.append(template := self.servers.begin(StartOrder(launch, READY_S, template="runtime")))
+        self.templates.append(
+            template := self.servers.order_start(StartOrder(launch, READY_S, template="runtime"))
+        )
         await template.ready
 
     async def call(self, method: str, *args: Any) -> Any:
@@ -190,13 +192,13 @@ class LinkedFleet:
     def move(self, ticket: FleetTicket, target: FleetReplica) -> None:
         """Order the move of a stream, as the core does after a consolidation."""
         core = self.control.core
-        core._lifecycle.assign(ticket.number, core.groups[target.group])
-        core._agenda.open[ticket.number].move_target = target.group
+        core._lifecycle.assign(ticket.ticket_id, core.groups[target.group])
+        core._agenda.open[ticket.ticket_id].move_target = target.group
         self.control.moves.schedule_move(ticket, target)
 
     def moved(self, ticket: FleetTicket) -> dict[str, Any]:
         """Return the log's line about the move of a stream; empty if it did not move."""
-        return next((one for one in self.lines("moved") if one["request"] == ticket.number), {})
+        return next((one for one in self.lines("moved") if one["request"] == ticket.ticket_id), {})
 
     def processes(self, replica: FleetReplica) -> tuple[str, list[psutil.Process]]:
         """Return the node of a server, and the processes of the server that it needs."""

@@ -102,12 +102,14 @@ async def measure_cpu(pair: Pair) -> dict[str, float]:
     found = {"loaded_s": list[float](), "computed_s": list[float]()}
     for name in [*found] * CPU_ROUNDS:
         task, ticket, target = await pair.begin(pair.prompt(CPU_TOKENS))
-        source, stream = ticket.target, ticket.stream
+        source, stream = ticket.target, ticket.continuation
         assert source is not None and stream is not None
         kv = await pair.fleet.control.moves._hold_kv(ticket, source, target, stream)
         assert kv is not None, pair.fleet.lines("kv not held")
         before = pair.fleet.cpu_s(target)
-        await Moves._complete(target, stream.build_warmup(kv if name == "loaded_s" else None), LIMIT_S)
+        await Moves._complete(
+            target, stream.build_warmup_request(kv if name == "loaded_s" else None), LIMIT_S
+        )
         found[name].append(pair.fleet.cpu_s(target) - before)
         task.cancel()
         await pair.serve()

@@ -58,7 +58,7 @@ class ClientKeys:
         self.file = file
         self._states: dict[Path, FileState | None] = {}
         self.clients: tuple[ClientKey, ...] = ()
-        self.read()
+        self.reload()
 
     def find(self, key: bytes) -> ClientKey | None:
         """Return the client whose API key is `key`, or None if the key is unknown."""
@@ -82,7 +82,7 @@ class ClientKeys:
         """Return whether the file or one of its key files has changed since it was read."""
         return any(find_state(path) != state for path, state in self._states.items())
 
-    def read(self) -> None:
+    def reload(self) -> None:
         """Reload the client keys. If that fails, the previous keys remain in effect.
 
         Raises:

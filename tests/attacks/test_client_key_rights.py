@@ -128,14 +128,14 @@ async def test_running_gateway_notices_a_changed_key_and_survives_a_broken_file(
         await wait_until(lambda: "client keys refused" in sink.getvalue())
         assert await answers(stage, "rotated") == 200 and "rotated" not in sink.getvalue()
         assert "as TOML: " in stage.driver.status()["host"]["client_keys_error"]
-        assert b"coldstart_host_client_keys_refused 1.0" in stage.driver.metrics.text()
+        assert b"coldstart_host_client_keys_refused 1.0" in stage.driver.metrics.format_text()
         write_clients(tmp_path, {"ci": 'models = ["a", "absent"]'})
         await wait_until(
             lambda: "client ci may use the model absent, which does not exist" in sink.getvalue()
         )
         assert sink.getvalue().count("which does not exist") == 1
         assert not stage.driver.status()["host"]["client_keys_error"]
-        assert b"coldstart_host_client_keys_refused 0.0" in stage.driver.metrics.text()
+        assert b"coldstart_host_client_keys_refused 0.0" in stage.driver.metrics.format_text()
         (tmp_path / "ci.key").chmod(0o644)
         await wait_until(lambda: "chmod 600" in sink.getvalue())
 
@@ -329,4 +329,4 @@ async def test_page_runs_its_own_scripts_alone_and_in_no_frame(tmp_path: Path) -
         assert "frame-ancestors 'none'" in policy and policy.startswith("default-src 'none'")
         assert f'content="{policy.partition("; frame-ancestors")[0]}"' in page
         assert not re.search(r"\son[a-z]+=", page.replace(found[0], ""))
-        assert app.read_page() is app.read_page()
+        assert app.read_status_page() is app.read_status_page()

@@ -35,7 +35,7 @@ def _respond(connection: Any, asked: Asked) -> None:
     status["host"]["runtime_template_error"] = "no <i>room</i>"
     status["host"]["client_keys_error"] = "no <i>file</i>"
     known = {
-        "/ui": ("text/html", app.read_page()[0].decode),
+        "/ui": ("text/html", app.read_status_page()[0].decode),
         "/status": ("application/json", lambda: json.dumps(status | {"time_unix_s": time.time()})),
         "/metrics": ("text/plain", lambda: METRICS),
     }

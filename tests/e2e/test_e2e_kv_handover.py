@@ -81,7 +81,7 @@ def test_a_moved_request_has_the_tokens_of_one_that_stays(pair: Pair, length: in
     pull = pair.hold(stream, request)
     assert pull is not None and pull.tokens >= length and len(pull.ranks) == 2
     # The source continues meanwhile; then only the tokens since are missing at the target.
-    post(pair.target, stream.build_warmup(handover.sign(KEYS["target"], pull))).read()
+    post(pair.target, stream.build_warmup_request(handover.sign(KEYS["target"], pull))).read()
     while len(stream.tokens) < MOVED_AFTER + 5:
         stream.filter_chunk(response.readline())
     pull = pair.hold(stream, request)

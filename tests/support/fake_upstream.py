@@ -31,7 +31,7 @@ from coldstart.host.live.host_routes import create_host_routes
 from coldstart.host.live.http_server import GatewayServer, create_server, format_url, listen
 from coldstart.host.live.profiles import MemoryMeter
 from coldstart.host.live.server_log import ServerLog
-from coldstart.host.live.servers import Ready, StartFailedError
+from coldstart.host.live.servers import ReadyServer, StartFailedError
 from coldstart.host.live.starter import StartOrder
 from coldstart.system.start_progress import StartProgress
 
@@ -49,7 +49,7 @@ class FakeServer:
         self.held = servers.hold
         self.log = ServerLog(path.with_suffix(".log"))
         self.log.path.write_text(f"{launch.name} said so\n")
-        self.ready: asyncio.Future[Ready] = loop.create_future()
+        self.ready: asyncio.Future[ReadyServer] = loop.create_future()
         self.ended: asyncio.Future[str] = loop.create_future()
         self.gate, self.over = asyncio.Event(), asyncio.Event()
         self.asked: list[Any] = []
@@ -80,7 +80,7 @@ class FakeServer:
             await runner.setup()
             await self._site(runner).start()
             self.ready.set_result(
-                Ready(self.servers.mode, 4242, {"phases": {"read tensors": 0.5}, "fallbacks": []})
+                ReadyServer(self.servers.mode, 4242, {"phases": {"read tensors": 0.5}, "fallbacks": []})
             )
             await self.over.wait()
         finally:
@@ -226,7 +226,7 @@ class FakeTemplate(FakeServer):
             if self.over.is_set():
                 self.ready.set_exception(StartFailedError("ended"))
             else:
-                self.ready.set_result(Ready(f"template-{self.level}", 4243, {}))
+                self.ready.set_result(ReadyServer(f"template-{self.level}", 4243, {}))
             await self.over.wait()
         self.ended.set_result("stopped")
 
@@ -261,7 +261,7 @@ class FakeServers:
     hung: set[str] = field(default_factory=set)
     holds_kv: bool = False
 
-    def begin(self, order: StartOrder) -> FakeServer | FakeTemplate:
+    def order_start(self, order: StartOrder) -> FakeServer | FakeTemplate:
         if order.template is not None:
             path = self.directory / "nobody.sock"
             self.templates.append(FakeTemplate(self, order.launch, order.template, path))

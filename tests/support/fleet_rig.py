@@ -102,7 +102,7 @@ class FleetRig:
                 node.heard.cancel()
         self.control.close()
         self._server.stop(at_once=True)
-        self._server.break_connections()
+        self._server.abort_connections()
         await asyncio.wait([self._serving])
 
     async def revive(self) -> None:

@@ -24,7 +24,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.weights import PacedFetch, WeightsRequest
 from coldstart.errors import UsageError
 from coldstart.host.live import starter
-from coldstart.host.live.servers import Starter
+from coldstart.host.live.servers import ServerStarter
 from coldstart.launch import fetch
 from coldstart.system.ipc import json_lines
 from coldstart.system.proc.lifeline import die_with_supervisor
@@ -34,7 +34,7 @@ from coldstart.weights.prefetch import client
 TOKEN_S = 0.02
 
 
-class FakeStarter(Starter):
+class FakeStarter(ServerStarter):
     """The real starter for the servers of this module."""
 
     module = "support.fleet_servers"

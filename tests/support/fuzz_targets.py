@@ -25,8 +25,8 @@ from coldstart.errors import UsageError
 from coldstart.host.endpoint import GatewayLimits
 from coldstart.host.live import messages
 from coldstart.host.live.bounded_protocol import BoundedProtocol
-from coldstart.host.live.front import AdmissionRefusedError
 from coldstart.host.live.messages import ClientGoneError
+from coldstart.host.live.request_router import AdmissionRefusedError
 from coldstart.weights import checkpoint, weights_plan
 
 SEPARATOR = b"\0"
@@ -137,7 +137,7 @@ async def _connect(data: bytes) -> None:
             content = await memory.read(receive)
             messages.parse_routing(content)
             messages.parse_routing(messages.replace_model(content, "other"))
-            messages.decode(json.loads, content)
+            messages.parse_body(json.loads, content)
             status = 200
         except ClientGoneError:
             return

@@ -25,8 +25,8 @@ class Served:
         self.file, self.said = directory / "host.toml", io.StringIO()
         self.write(memory=15)
         self.servers = FakeServers(directory)
-        self.servers.warm = lambda: None  # type: ignore[attr-defined]
-        monkeypatch.setattr(running, "Starter", lambda *_, **__: self.servers)
+        self.servers.start_process = lambda: None  # type: ignore[attr-defined]
+        monkeypatch.setattr(running, "ServerStarter", lambda *_, **__: self.servers)
         self.urls: list[str] = []
         self.host = ModelHost(
             configuration.load(self.file),

@@ -71,7 +71,7 @@ def status() -> dict[str, Any]:
 def test_metrics_page_names_every_metric_of_a_host() -> None:
     page = read("metrics.md")
     metrics = EventRecorder(Log(quiet=True), HostFacts(), status).metrics
-    assert rows(section(page, "## Host")) == families(metrics.text())
+    assert rows(section(page, "## Host")) == families(metrics.format_text())
     assert {str(state) for state in ModelState} == set(
         re.findall(r"`(\w+)`", page.partition("States are")[2])[: len(ModelState)]
     )
@@ -84,7 +84,7 @@ def test_metrics_page_names_every_metric_of_a_fleet() -> None:
     }
     models = [{"name": "x", "groups": [], **dict.fromkeys(("waiting", "in_flight", "hung", "serving"), 0)}]
     status = {"gateway": gateway, "models": models}
-    found = families(Metrics(lambda: status, METRIC_PREFIX, METRICS).text())
+    found = families(Metrics(lambda: status, METRIC_PREFIX, METRICS).format_text())
     assert rows(section(read("metrics.md"), "## Fleet")) == found
 
 

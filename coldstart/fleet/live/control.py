@@ -29,20 +29,20 @@ from coldstart.fleet.live.status import METRIC_PREFIX, METRICS, SCHEMA_VERSION, 
 from coldstart.fleet.live.workers import Workers
 from coldstart.fleet.specification import FleetSettings, ServerSpec
 from coldstart.host.launches import Catalogue, Destination
-from coldstart.host.live.front import AdmissionRefusedError, Front, Ticket
 from coldstart.host.live.log import BackgroundTasks, Log
 from coldstart.host.live.metrics import Metrics
+from coldstart.host.live.request_router import AdmissionRefusedError, RequestRouter, Ticket
 from coldstart.host.live.upstream import NothingSentError, Replica
 from coldstart.host.status import Progress
 
 MAX_TRIES, MAX_UNSENT_TRIES = 4, 16
 
 
-class FleetControl(Front[FleetTicket]):
+class FleetControl(RequestRouter[FleetTicket]):
     """Gateway and controller of one fleet."""
 
-    resumes = True
-    stopping = "the gateway is stopping"
+    resumes_streams = True
+    stopping_reason = "the gateway is stopping"
 
     def __init__(
         self,
@@ -67,21 +67,21 @@ class FleetControl(Front[FleetTicket]):
     # Requests
 
     def _admit(
-        self, route: Destination, *, counted: bool = True, tries: int = 0, unsent: int = 0
+        self, route: Destination, *, is_client_request: bool = True, tries: int = 0, unsent: int = 0
     ) -> FleetTicket:
-        ticket = self._create_ticket(FleetTicket, route, tries=tries, unsent=unsent)
-        self.emit(events.RequestArrived(ticket.number, route.model))
-        self._note_arrival(ticket, counted)
+        ticket = self._create_ticket(FleetTicket, route, earlier_tries=tries, unsent=unsent)
+        self.emit(events.RequestArrived(ticket.ticket_id, route.model))
+        self._note_arrival(ticket, is_client_request)
         return ticket
 
-    def leave(self, ticket: Ticket) -> None:
+    def end_request(self, ticket: Ticket) -> None:
         """Remove a request that has ended, and report its end to the core."""
-        known = self._tickets.pop(ticket.number, None)
+        known = self._tickets.pop(ticket.ticket_id, None)
         if known is not None:
             self.moves.end_move(known)
-            self.emit(events.RequestEnded(ticket.number))
+            self.emit(events.RequestEnded(ticket.ticket_id))
 
-    async def readmit(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
+    async def readmit_request(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
         """Requeue a request after its server failed. Return its new ticket, or None if it has been retried too often.
 
         Its group receives no requests for a short time. If only the target of a migration failed, return the same ticket,
@@ -93,18 +93,26 @@ class FleetControl(Front[FleetTicket]):
         self.emit(events.GroupSuspected(replica.group))
         # A request that was sent may have crashed its server, so it is retried less often than an unsent request.
         unsent = ticket.unsent + isinstance(error, NothingSentError)
-        if ticket.tries + 1 - unsent > MAX_TRIES or unsent > MAX_UNSENT_TRIES or self.facts.stopping:
+        if ticket.earlier_tries + 1 - unsent > MAX_TRIES or unsent > MAX_UNSENT_TRIES or self.facts.stopping:
             return None
-        self.leave(ticket)
+        self.end_request(ticket)
         self.readmitted_count += 1
-        generated = len(ticket.stream.tokens) if ticket.stream is not None else 0
+        generated = len(ticket.continuation.tokens) if ticket.continuation is not None else 0
         self.resumed_count += generated > 0
-        fields: dict[str, Any] = {"model": ticket.route.model, "group": replica.group, "made": generated}
+        fields: dict[str, Any] = {
+            "model": ticket.destination.model,
+            "group": replica.group,
+            "made": generated,
+        }
         reason = str(error) or type(error).__name__
-        self.log.write("again", number=ticket.number, tries=ticket.tries + 1, **fields, reason=reason)
-        return self._admit(ticket.route, counted=False, tries=ticket.tries + 1, unsent=unsent)
+        self.log.write(
+            "again", number=ticket.ticket_id, tries=ticket.earlier_tries + 1, **fields, reason=reason
+        )
+        return self._admit(
+            ticket.destination, is_client_request=False, tries=ticket.earlier_tries + 1, unsent=unsent
+        )
 
-    def progress(self, model: str) -> Progress:
+    def get_start_progress(self, model: str) -> Progress:
         """Return the start progress of a model, which is sent to waiting clients."""
         return Progress(model, "starting")
 
@@ -283,7 +291,7 @@ class FleetControl(Front[FleetTicket]):
 
     def status(self) -> Mapping[str, Any]:
         """Return the JSON document that `coldstart fleet status` prints."""
-        in_flight = Counter(one.route.model for one in self._tickets.values() if one.granted.done())
+        in_flight = Counter(one.destination.model for one in self._tickets.values() if one.granted.done())
         return {
             "schema_version": SCHEMA_VERSION,
             "gateway": {
@@ -312,7 +320,7 @@ class FleetControl(Front[FleetTicket]):
         """Reject all new and queued requests."""
         self.facts.stopping = True
         for ticket in self._tickets.values():
-            ticket.refuse(AdmissionRefusedError(503, self.stopping, 5.0))
+            ticket.reject(AdmissionRefusedError(503, self.stopping_reason, 5.0))
 
     def close(self) -> None:
         """Close all connections, cancel the timer and all tasks, and ignore later events."""

@@ -45,7 +45,7 @@ def build_deployment(
         NoBundleError: A value must come from a bundle, but there is none.
     """
     limits, start_s = parse_slo(options.slo or "", ("ttft", "tpot")), options.start_s
-    found = profiles.look_up_launch(launch, cache, offline=offline)
+    found = profiles.look_up_required_bundle(launch, cache, offline=offline)
     shares: dict[int, tuple[int, ...]] = {}
     if options.size:
         weights = parse_size(options.size)

@@ -29,15 +29,15 @@ from coldstart.fleet.live.control import FleetControl
 from coldstart.fleet.live.node import NodeServers
 from coldstart.fleet.live.orders import NodeLostError, NodeReport
 from coldstart.fleet.specification import ServerSpec
-from coldstart.host.live.servers import Starter, create_host_directory
+from coldstart.host.live.servers import ServerStarter, create_host_directory
 from coldstart.system import runtime
 from coldstart.system.paths import Cache
 
 
-def _load_starter_class(named: str | None) -> type[Starter]:
+def _load_starter_class(named: str | None) -> type[ServerStarter]:
     """Return Starter, or the class that a test names as `module:name`."""
     if named is None:
-        return Starter
+        return ServerStarter
     module, _, name = named.partition(":")
     return getattr(import_module(module), name)  # type: ignore[no-any-return]
 
@@ -67,7 +67,7 @@ class ServerActor:
             with ExitStack() as stack:
                 directory = stack.enter_context(create_host_directory())
                 starter = starter_class(directory, Cache.at(), offline=offline, env=_read_node_environment())
-                starter.warm()
+                starter.start_process()
                 self._node = NodeServers(self._host, starter, selects_device=not runtime.targets_cpu())
                 self._stack = stack.pop_all()
         return self._node

@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 from coldstart.contract import handover
 from coldstart.fleet.live.orders import RankUp
 from coldstart.host.live.continuation import Continuation
-from coldstart.host.live.front import Ticket
 from coldstart.host.live.log import BackgroundTasks, Log
 from coldstart.host.live.messages import build_auth_header
+from coldstart.host.live.request_router import Ticket
 from coldstart.host.live.upstream import Replica, Upstream
 
 # In a data center, a slower connection means that the server is down.
@@ -56,7 +56,7 @@ class FleetTicket(Ticket):
     """Ticket of a request to a fleet.
 
     `target` is the group that processes the request, and `move` is its current migration. `unsent` is the number of the
-    `tries` that failed before the request was sent.
+    `earlier_tries` that failed before the request was sent.
     """
 
     target: FleetReplica | None = None
@@ -114,18 +114,21 @@ class Moves:
         async with target.move_slots:
             done = self._is_open(ticket) and await self._move(ticket, target)
         if self._is_open(ticket):
-            self._ended(ticket.number, done)
+            self._ended(ticket.ticket_id, done)
 
     def _is_open(self, ticket: FleetTicket) -> bool:
-        return self._tickets.get(ticket.number) is ticket
+        return self._tickets.get(ticket.ticket_id) is ticket
 
     async def _move(self, ticket: FleetTicket, target: FleetReplica) -> bool:
-        source, stream, deadline = ticket.target, ticket.stream, self._clock() + MOVE_TIMEOUT_S
+        source, stream, deadline = ticket.target, ticket.continuation, self._clock() + MOVE_TIMEOUT_S
         if source is None or stream is None or ticket.response is None:
             return self._log_not_moved(ticket, "the stream is not resumable")
         kv = await self._hold_kv(ticket, source, target, stream)
         has_prompt = stream.prompt is not None
-        if has_prompt and await self._complete(target, stream.build_warmup(kv), MOVE_TIMEOUT_S) is None:
+        if (
+            has_prompt
+            and await self._complete(target, stream.build_warmup_request(kv), MOVE_TIMEOUT_S) is None
+        ):
             return self._log_not_moved(ticket, "the worker did not prefill the tokens so far")
         if kv is not None:
             kv = await self._hold_kv(ticket, source, target, stream)
@@ -145,11 +148,13 @@ class Moves:
             self.moved_count += 1
             self.moved_with_kv += kv is not None
             gap = round(self._clock() - stopped_s, 4)
-            self._log.write("moved", request=ticket.number, made=generated, gap_s=gap, with_kv=kv is not None)
+            self._log.write(
+                "moved", request=ticket.ticket_id, made=generated, gap_s=gap, with_kv=kv is not None
+            )
         return settled.result()
 
     def _log_not_moved(self, ticket: FleetTicket, reason: str) -> bool:
-        self._log.write("not moved", request=ticket.number, reason=reason)
+        self._log.write("not moved", request=ticket.ticket_id, reason=reason)
         return False
 
     async def _hold_kv(
@@ -169,7 +174,7 @@ class Moves:
                 return handover.sign(target.handover_key, pull)
         except (ValueError, AttributeError) as error:
             reason = str(error)
-        self._log.write("kv not held", request=ticket.number, reason=reason)
+        self._log.write("kv not held", request=ticket.ticket_id, reason=reason)
         return None
 
     @staticmethod

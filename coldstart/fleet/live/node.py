@@ -26,7 +26,13 @@ from coldstart.fleet.events import FoundRank
 from coldstart.fleet.live import orders
 from coldstart.host.launches import Launch
 from coldstart.host.live import messages
-from coldstart.host.live.servers import ModelServer, Starter, StartFailedError, await_hang, stop_by_force
+from coldstart.host.live.servers import (
+    ModelServer,
+    ServerStarter,
+    StartFailedError,
+    await_hang,
+    stop_by_force,
+)
 from coldstart.host.live.starter import StartOrder
 from coldstart.launch.scheduler import reserve_cores
 from coldstart.system.ipc.addresses import find_free_port
@@ -58,7 +64,7 @@ class NodeServers:
     def __init__(
         self,
         host: str,
-        servers: Starter,
+        servers: ServerStarter,
         *,
         selects_device: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -120,7 +126,7 @@ class NodeServers:
                 env |= reserve_cores(launch.args.ranks_per_node())
                 words = handover_arguments(self.host, f"{launch.model}@{launch.revision or ''}")
                 launch = replace(launch, args=Arguments([*launch.args, *words]))
-            server = self.servers.begin(StartOrder(launch, order.deadline_s, listen, env, pace))
+            server = self.servers.order_start(StartOrder(launch, order.deadline_s, listen, env, pace))
         except OSError as error:  # no descriptor, no disk, no process
             self._report(orders.RankEnded(worker, f"cannot start a server: {error.strerror or error}"))
             return

@@ -109,7 +109,7 @@ def _describe_worker(worker: GroupWorker, workers: Workers) -> dict[str, Any]:
 
 
 def _create_counter(name: str, about: str) -> StatusMetric:
-    return StatusMetric(name, about, f"gateway.{name}", counts=True)
+    return StatusMetric(name, about, f"gateway.{name}", is_counter=True)
 
 
 METRIC_PREFIX = "coldstart_fleet_"
@@ -121,7 +121,10 @@ METRICS = (
     _create_counter("migrated_with_kv", "Number of streams migrated together with their KV."),
     _create_counter("refused", REFUSED),
     StatusMetric(
-        "servers_hung", "Number of servers killed because they made no progress.", "models.hung", counts=True
+        "servers_hung",
+        "Number of servers killed because they made no progress.",
+        "models.hung",
+        is_counter=True,
     ),
     StatusMetric("model_held", "Number of requests that wait for the model.", "models.waiting"),
     IN_FLIGHT,

@@ -17,9 +17,9 @@ from starlette.middleware.cors import CORSMiddleware
 from coldstart.errors import UsageError
 from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.events import Failure
-from coldstart.host.live.front import Front
 from coldstart.host.live.log import describe_failure
 from coldstart.host.live.messages import Receive, Scope, Send
+from coldstart.host.live.request_router import RequestRouter
 
 FORWARDED_PATHS = (
     "/v1/chat/completions",
@@ -85,8 +85,8 @@ CLIENT = "coldstart.client"
 class AccessControl:
     """Access control of one gateway. Requests to the paths in `keyed` pass, because their handlers check a separate key."""
 
-    def __init__(self, front: Front[Any], endpoint: GatewayEndpoint, keyed: frozenset[str]) -> None:
-        self.front, self.endpoint, self._keyed = front, endpoint, keyed
+    def __init__(self, router: RequestRouter[Any], endpoint: GatewayEndpoint, keyed: frozenset[str]) -> None:
+        self.router, self.endpoint, self._keyed = router, endpoint, keyed
         self._key = None if endpoint.api_key is None else endpoint.api_key.encode()
         self._names = {"localhost", endpoint.host.lower(), *(name.lower() for name in endpoint.allow_hosts)}
         self._origins = {origin.lower().encode() for origin in endpoint.allow_origins}
@@ -138,23 +138,23 @@ class AccessControl:
             return True
         return name in self._names or "*" in self._names
 
-    def refresh_keys(self) -> None:
+    def reload_changed_keys(self) -> None:
         """Reload the client keys if their files have changed."""
         keys = self.endpoint.client_keys
         if keys is not None and keys.have_changed():
-            self.read_keys()
+            self.reload_keys()
 
-    def read_keys(self) -> Failure | None:
+    def reload_keys(self) -> Failure | None:
         """Reload the client keys, if any. Log exposed key files and unknown models.
 
         Return the failure if a file cannot be used, else None. After a failure, the previous keys remain valid, and the
         log and the status show the error.
         """
-        facts, log, keys = self.front.facts, self.front.log, self.endpoint.client_keys
+        facts, log, keys = self.router.facts, self.router.log, self.endpoint.client_keys
         if keys is None:
             return None
         try:
-            keys.read()
+            keys.reload()
         except UsageError as error:
             failure = describe_failure(error)
             facts.client_keys_error = str(failure)
@@ -164,6 +164,6 @@ class AccessControl:
         log.write("client keys read", clients=[client.name for client in keys.clients])
         for note in keys.describe_exposed_files():
             log.write("client key exposed", reason=note)
-        for note in keys.describe_unknown_models(self.front.catalogue):
+        for note in keys.describe_unknown_models(self.router.catalogue):
             log.write("client keys name no model", reason=note)
         return None

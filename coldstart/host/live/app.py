@@ -35,12 +35,12 @@ from coldstart.host.endpoint import ClientKey, GatewayEndpoint
 from coldstart.host.live import messages
 from coldstart.host.live.access_control import CLIENT, FORWARDED_PATHS, AccessControl, allow_origins
 from coldstart.host.live.exchange import Exchange
-from coldstart.host.live.front import Front
 from coldstart.host.live.messages import BodyMemory, Receive, Scope, Send
+from coldstart.host.live.request_router import RequestRouter
 
 
 @cache
-def read_page() -> tuple[bytes, dict[str, str]]:
+def read_status_page() -> tuple[bytes, dict[str, str]]:
     """Return the status page as one HTML document, and response headers that forbid embedding it in other pages."""
     text = files(__package__).joinpath("ui.html").read_text(encoding="utf-8")
     scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
@@ -63,7 +63,7 @@ HEARTBEAT_S = 5.0
 
 
 class Gateway:
-    """ASGI application of a gateway. `front` admits its requests to a host or a fleet.
+    """ASGI application of a gateway. `router` admits its requests to a host or a fleet.
 
     If the endpoint has an API key, it is required for all paths except OPEN and the routes in `more`, which check
     separate keys. A client's key grants access to the model paths, and to all other paths if the client has admin access.
@@ -73,17 +73,17 @@ class Gateway:
 
     def __init__(
         self,
-        front: Front[Any],
+        router: RequestRouter[Any],
         *,
         heartbeat_s: float = HEARTBEAT_S,
         endpoint: GatewayEndpoint | None = None,
         routes: Sequence[Route] = (),
         more: Sequence[Route] = (),
     ) -> None:
-        self.front, self.heartbeat_s = front, heartbeat_s
+        self.router, self.heartbeat_s = router, heartbeat_s
         self.endpoint = endpoint or GatewayEndpoint()
         self._memory = BodyMemory(self.endpoint.limits)
-        self.access = AccessControl(front, self.endpoint, frozenset(route.path for route in more))
+        self.access = AccessControl(router, self.endpoint, frozenset(route.path for route in more))
         self._entry = allow_origins(self._handle, self.endpoint.allow_origins)
         self._passed = frozenset(FORWARDED_PATHS)
         self._created = int(time.time())
@@ -109,12 +109,12 @@ class Gateway:
         if scope["type"] != "http":
             await self._own(scope, receive, send)
         elif (refusal := self.access.find_refusal(scope)) is not None:
-            self.front.facts.refused[refusal[0]] += 1
+            self.router.facts.refused[refusal[0]] += 1
             await messages.build_error_response(*refusal)(scope, receive, send)
         elif scope["path"] in self._passed:
             # Bypass the router: every request for tokens takes this path.
             if scope["method"] == "POST":
-                await Exchange(self.front, scope, receive, send, self._memory, self.heartbeat_s).run()
+                await Exchange(self.router, scope, receive, send, self._memory, self.heartbeat_s).run()
             else:
                 refused = messages.build_error_response(
                     405, f"{scope['path']} requires POST", headers={"allow": "POST"}
@@ -142,8 +142,8 @@ class Gateway:
         """
         client: ClientKey | None = request.scope.get(CLIENT)
         cards = []
-        for launch in self.front.catalogue.launches.values():
-            if launch.unlisted or (client and not client.may_use(launch.name, self.front.catalogue)):
+        for launch in self.router.catalogue.launches.values():
+            if launch.unlisted or (client and not client.may_use(launch.name, self.router.catalogue)):
                 continue
             for name in dict(launch.names()):
                 card = {"id": name, "object": "model", "created": self._created, "owned_by": "coldstart"}
@@ -152,13 +152,15 @@ class Gateway:
         return cards
 
     async def _health(self, request: Request) -> Response:
-        return Response(status_code=503 if self.front.facts.stopping else 200)
+        return Response(status_code=503 if self.router.facts.stopping else 200)
 
     async def _metrics(self, request: Request) -> Response:
-        return Response(self.front.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(
+            self.router.metrics.format_text(), media_type="text/plain; version=0.0.4; charset=utf-8"
+        )
 
     async def _status(self, request: Request) -> Response:
-        return JSONResponse(self.front.status())
+        return JSONResponse(self.router.status())
 
     async def _root(self, request: Request) -> Response:
         return RedirectResponse("ui")
@@ -168,5 +170,5 @@ class Gateway:
         return RedirectResponse("../ui" + (f"?{query}" if query else ""))
 
     async def _ui(self, request: Request) -> Response:
-        page, headers = read_page()
+        page, headers = read_status_page()
         return Response(page, media_type="text/html", headers=headers)

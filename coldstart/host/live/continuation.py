@@ -141,7 +141,7 @@ class Continuation:
             del self.tokens[self.clean_count :]
         return COMPLETIONS, self._body(self._remaining())
 
-    def build_warmup(self, kv: Mapping[str, str] | None = None) -> bytes:
+    def build_warmup_request(self, kv: Mapping[str, str] | None = None) -> bytes:
         """Build a one-token request that makes a server compute or load the KV cache of the tokens generated so far."""
         more = {name: self.document[name] for name in ("cache_salt",) if name in self.document}
         return self._one_token(self._so_far(), more | ({} if kv is None else {PARAMETER: kv}))

@@ -17,12 +17,17 @@ from coldstart.host.configuration import HostFile, find_next_moment
 from coldstart.host.core import Core
 from coldstart.host.events import Action, Event
 from coldstart.host.launches import Destination
-from coldstart.host.live.front import AdmissionRefusedError, Front, Ticket, build_unknown_model_error
-from coldstart.host.live.lifecycle import STOPPING, Lifecycle, LocalReplica
+from coldstart.host.live.lifecycle import STOPPING, LocalReplica, ServerLifecycle
 from coldstart.host.live.log import Log
 from coldstart.host.live.metrics import EventRecorder
 from coldstart.host.live.profiles import MemoryMeter
-from coldstart.host.live.servers import Starter
+from coldstart.host.live.request_router import (
+    AdmissionRefusedError,
+    RequestRouter,
+    Ticket,
+    build_unknown_model_error,
+)
+from coldstart.host.live.servers import ServerStarter
 from coldstart.host.live.upstream import AbortedError, Replica
 from coldstart.host.model_state import ModelState
 from coldstart.host.status import Progress, estimate_progress
@@ -55,13 +60,13 @@ class PrewarmSchedule:
         known = self._crontabs
         self._next = {model: at for model, at in self._next.items() if crontabs.get(model) == known[model]}
         self._crontabs = dict(crontabs)
-        self.check()
+        self.start_due_models()
 
-    def get_next(self, model: str) -> float | None:
+    def get_next_start(self, model: str) -> float | None:
         """Return the Unix time of the model's next scheduled start, or None if it has no schedule."""
         return self._next.get(model)
 
-    def check(self) -> None:
+    def start_due_models(self) -> None:
         """Start the models that are due, and set a timer for the next check.
 
         All start times are computed again, because the clock may have been changed.
@@ -79,7 +84,7 @@ class PrewarmSchedule:
             self._timer.cancel()
         due_s = min(self._next.values(), default=inf) - now
         timer = asyncio.get_running_loop().call_later
-        self._timer = timer(min(CHECK_S, max(0.0, due_s)), self.check) if self._next else None
+        self._timer = timer(min(CHECK_S, max(0.0, due_s)), self.start_due_models) if self._next else None
 
 
 END_S = 10.0
@@ -87,15 +92,15 @@ END_S = 10.0
 LOOK_S = 0.02
 
 
-class Driver(Front[Ticket]):
+class Driver(RequestRouter[Ticket]):
     """Driver of one model host, which connects the core to requests, servers and timers."""
 
-    stopping = STOPPING
+    stopping_reason = STOPPING
 
     def __init__(
         self,
         file: HostFile,
-        servers: Starter,
+        servers: ServerStarter,
         *,
         log: Log | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -106,7 +111,7 @@ class Driver(Front[Ticket]):
         self.core = Core(file.models, file.settings, template_bytes)
         self.record = EventRecorder(self.log, self.facts, self.status)
         self.metrics = self.record.metrics
-        self.lifecycle = Lifecycle(
+        self.lifecycle = ServerLifecycle(
             self.core,
             file.catalogue.launches,
             servers,
@@ -120,35 +125,35 @@ class Driver(Front[Ticket]):
         self.record.register_models(file)
 
     @property
-    def resumes(self) -> bool:  # type: ignore[override]
+    def resumes_streams(self) -> bool:  # type: ignore[override]
         """Return whether a stream whose server exits continues on the next server of its model."""
         return self.core.settings.resume_streams
 
-    def _admit(self, route: Destination, *, counted: bool = True, tries: int = 0) -> Ticket:
-        ticket = self._create_ticket(Ticket, route, tries=tries)
-        self.emit(events.RequestArrived(ticket.number, route.model, counted))
-        self._note_arrival(ticket, counted)
+    def _admit(self, route: Destination, *, is_client_request: bool = True, tries: int = 0) -> Ticket:
+        ticket = self._create_ticket(Ticket, route, earlier_tries=tries)
+        self.emit(events.RequestArrived(ticket.ticket_id, route.model, is_client_request))
+        self._note_arrival(ticket, is_client_request)
         return ticket
 
-    def leave(self, ticket: Ticket) -> None:
+    def end_request(self, ticket: Ticket) -> None:
         """Report to the core that a request has ended."""
-        if self._tickets.pop(ticket.number, None) is not None:
-            self.emit(events.RequestEnded(ticket.number))
+        if self._tickets.pop(ticket.ticket_id, None) is not None:
+            self.emit(events.RequestEnded(ticket.ticket_id))
 
-    async def readmit(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
+    async def readmit_request(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
         """Admit a request again if the next server can continue its stream, or if its server aborted it. Otherwise return None.
 
         A request is not retried if its connection was lost before the response began, because the request may have
         crashed the server. Each request is retried at most once, because it may have caused both failures.
         """
-        has_begun = ticket.stream is not None and bool(ticket.stream.tokens)
-        is_resumable = (has_begun or isinstance(error, AbortedError)) and not ticket.tries
+        has_begun = ticket.continuation is not None and bool(ticket.continuation.tokens)
+        is_resumable = (has_begun or isinstance(error, AbortedError)) and not ticket.earlier_tries
         if self.facts.stopping or not is_resumable or not await self._await_end(replica):
             return None
-        made = len(ticket.stream.tokens) if ticket.stream else 0
+        made = len(ticket.continuation.tokens) if ticket.continuation else 0
         self.log.write("again", model=replica.name, made=made)
-        self.leave(ticket)
-        return self._admit(ticket.route, tries=ticket.tries + 1)
+        self.end_request(ticket)
+        return self._admit(ticket.destination, tries=ticket.earlier_tries + 1)
 
     async def _await_end(self, replica: Replica) -> bool:
         """Wait until `replica` has exited and its model can start again. Return whether that happens within END_S seconds."""
@@ -162,12 +167,12 @@ class Driver(Front[Ticket]):
             await asyncio.sleep(LOOK_S)
         return False
 
-    def state(self, model: str) -> str:
+    def get_state(self, model: str) -> str:
         """Return the name of the model's state."""
         known = self.core.models.get(model)
         return str(known.state) if known else "gone"
 
-    def progress(self, model: str) -> Progress:
+    def get_start_progress(self, model: str) -> Progress:
         """Return the progress of the model's start."""
         known = self.core.models.get(model)
         if known is None:
@@ -185,7 +190,7 @@ class Driver(Front[Ticket]):
             return None, build_unknown_model_error(name).reason
         replica = self.lifecycle.replicas.get(route.model)
         return replica, "" if replica else (
-            f"no server of {route.model} is running: it is {self.state(route.model)}"
+            f"no server of {route.model} is running: it is {self.get_state(route.model)}"
         )
 
     def emit(self, event: Event) -> None:
@@ -208,8 +213,8 @@ class Driver(Front[Ticket]):
             case _:
                 if isinstance(action, events.ChangeTier) and action.evicted_for is not None:
                     for ticket in self._tickets.values():
-                        if ticket.route.model == action.evicted_for:
-                            ticket.evicted.append(action.model)
+                        if ticket.destination.model == action.evicted_for:
+                            ticket.evicted_models.append(action.model)
                 self.lifecycle.execute(action)
 
     def configure(self, file: HostFile) -> None:
@@ -222,13 +227,13 @@ class Driver(Front[Ticket]):
         self.lifecycle.configure(file.catalogue.launches)
         self.schedule.configure(file.crontabs)
 
-    def load(self, model: str) -> Ticket:
+    def start_model(self, model: str) -> Ticket:
         """Start a model as a request would, without counting a request. `Ticket.granted` completes when the model is ready.
 
-        Raises AdmissionRefusedError under the same conditions as `enter`.
+        Raises AdmissionRefusedError under the same conditions as `admit_request`.
         """
-        ticket = self.enter(model, counted=False)
-        ticket.granted.add_done_callback(lambda _: self.leave(ticket))
+        ticket = self.admit_request(model, is_client_request=False)
+        ticket.granted.add_done_callback(lambda _: self.end_request(ticket))
         return ticket
 
     def _prewarm(self, model: str) -> None:
@@ -237,9 +242,9 @@ class Driver(Front[Ticket]):
                 self.record.record_missed_prewarming(model, str(refused))
 
         self.log.write("prewarm", model=model)
-        self.load(model).granted.add_done_callback(end)
+        self.start_model(model).granted.add_done_callback(end)
 
-    def unload(self, model: str | None) -> list[str]:
+    def stop_models(self, model: str | None) -> list[str]:
         """Stop a model after its running requests. If `model` is None, stop all models except the pinned and default models.
 
         Return the names of the models that are stopped.
@@ -256,7 +261,7 @@ class Driver(Front[Ticket]):
         """Return the status document of the host."""
         for model in self.core.models:
             facts = self.facts.get_model(model)
-            facts.next_prewarm_unix_s = self.schedule.get_next(model)
+            facts.next_prewarm_unix_s = self.schedule.get_next_start(model)
             facts.progress = self._find_step(model)
         return status.build_status(self.core, self.facts, self.clock(), time.time())
 

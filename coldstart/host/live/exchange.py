@@ -1,7 +1,7 @@
 """Handle one request: wait until its model is ready, forward the request, and stream the response to the client.
 
 Invariants: each chunk is sent to the client as soon as it arrives, and only to the client that sent the request. When the
-client disconnects, the connection to the server is closed, which makes vLLM abort the request. The front releases each
+client disconnects, the connection to the server is closed, which makes vLLM abort the request. The router releases each
 admitted request exactly once, on every path.
 """
 
@@ -17,7 +17,7 @@ from coldstart.host.endpoint import ClientKey
 from coldstart.host.live import messages
 from coldstart.host.live.access_control import CLIENT
 from coldstart.host.live.continuation import Continuation
-from coldstart.host.live.front import AdmissionRefusedError, Front, Ticket
+from coldstart.host.live.request_router import AdmissionRefusedError, RequestRouter, Ticket
 from coldstart.host.live.upstream import (
     AbortedError,
     DisconnectedError,
@@ -32,14 +32,14 @@ class Exchange:
 
     def __init__(
         self,
-        front: Front[Any],
+        router: RequestRouter[Any],
         scope: messages.Scope,
         receive: messages.Receive,
         send: messages.Send,
         memory: messages.BodyMemory,
         heartbeat_s: float,
     ) -> None:
-        self.front, self.scope, self.receive, self.send = front, scope, receive, send
+        self.router, self.scope, self.receive, self.send = router, scope, receive, send
         self.memory, self.heartbeat_s = memory, heartbeat_s
         self.client: ClientKey | None = scope.get(CLIENT)
         self.id = messages.choose_request_id(scope)
@@ -71,14 +71,14 @@ class Exchange:
         self._held_bytes = 0
 
     async def _handle(self) -> None:
-        client, metrics = self.client, self.front.metrics
-        if client is not None and not client.may_use(self.requested_model, self.front.catalogue):
-            metrics.count_client(client.name, "other_model")
+        client, metrics = self.client, self.router.metrics
+        if client is not None and not client.may_use(self.requested_model, self.router.catalogue):
+            metrics.count_client_request(client.name, "other_model")
             reason = f"the client {client.name} may not use the model `{self.requested_model}`"
             raise AdmissionRefusedError(403, reason)
-        ticket = self.ticket = self.front.enter(self.requested_model)
+        ticket = self.ticket = self.router.admit_request(self.requested_model)
         if client is not None:
-            metrics.count_client(client.name, "admitted")
+            metrics.count_client_request(client.name, "admitted")
         try:
             await self._serve(ticket)
         except AdmissionRefusedError as refused:
@@ -89,14 +89,14 @@ class Exchange:
             self.status = self.status or 499
             raise
         finally:
-            self.front.leave(self.ticket)
+            self.router.end_request(self.ticket)
             queued_s = self.ticket.queued_s
-            metrics.count_response(ticket.route.model, self.status, queued_s, self.first_chunk_s)
+            metrics.count_response(ticket.destination.model, self.status, queued_s, self.first_chunk_s)
 
     async def _serve(self, ticket: Ticket) -> None:
         self._prepare(ticket)
         while True:
-            ticket.stream, ticket.request_id = self.stream, self.id.decode()
+            ticket.continuation, ticket.request_id = self.stream, self.id.decode()
             replica = await self._await_grant(ticket)
             try:
                 await self._forward_request(replica, ticket)
@@ -110,7 +110,7 @@ class Exchange:
                     continue
                 # Another server may respond if the response has not begun or its stream is resumable.
                 open_ = self.first_chunk_s is None or (self.stream is not None and self.stream.is_resumable)
-                again = await self.front.readmit(ticket, replica, error) if open_ else None
+                again = await self.router.readmit_request(ticket, replica, error) if open_ else None
                 if again is None:
                     await self._report_failure(replica, error)
                     return
@@ -118,11 +118,11 @@ class Exchange:
 
     def _prepare(self, ticket: Ticket) -> None:
         """Replace the model name with the one that the server expects, and create the state for continuing a stream."""
-        if ticket.route.served_name != self.requested_model:
-            self.body = messages.replace_model(self.body, ticket.route.served_name)
-        if self.front.resumes and self.is_streaming:
-            arguments = self.front.catalogue.launches[ticket.route.model].args
-            document = messages.decode(json.loads, self.body)
+        if ticket.destination.served_name != self.requested_model:
+            self.body = messages.replace_model(self.body, ticket.destination.served_name)
+        if self.router.resumes_streams and self.is_streaming:
+            arguments = self.router.catalogue.launches[ticket.destination.model].args
+            document = messages.parse_body(json.loads, self.body)
             self.stream = Continuation.create(self._path(), document, arguments)
 
     def _path(self) -> str:
@@ -137,7 +137,7 @@ class Exchange:
                 if not self.status:
                     own = [*messages.STREAM_HEADERS, (b"x-request-id", self.id)]
                     await self._start(200, own)
-                progress = self.front.progress(ticket.route.model)
+                progress = self.router.get_start_progress(ticket.destination.model)
                 await self._send_chunk(messages.format_comment(progress.encode()))
         return await ticket.granted
 
@@ -147,7 +147,7 @@ class Exchange:
             (self._path(), self.body) if self.stream is None else self.stream.build_next_request(self._path())
         )
         later = self.first_chunk_s is not None
-        async with replica.send_lock if not ticket.hit or replica.send_lock.locked() else nullcontext():
+        async with replica.send_lock if not ticket.is_hit or replica.send_lock.locked() else nullcontext():
             ticket.response = await replica.upstream.request(
                 self.scope["method"],
                 path + (f"?{query}" if query else ""),
@@ -178,7 +178,7 @@ class Exchange:
         """Send the headers of the first response. If a stream has already begun, send the timing as a comment instead."""
         self.first_chunk_s, self.body = time.perf_counter() - self.began, b""
         if self.stream is not None and answer.status != 200:
-            self.stream = ticket.stream = None
+            self.stream = ticket.continuation = None
         if self.stream is None:
             self._release()
         timing = messages.format_timing(replica, ticket, self.first_chunk_s)
@@ -195,7 +195,7 @@ class Exchange:
         Raises:
             DisconnectedError: The stream ended too early.
         """
-        facts, send, stream = self.front.facts.get_model(model), self.send, self.stream
+        facts, send, stream = self.router.facts.get_model(model), self.send, self.stream
         while chunk:
             passed = chunk if stream is None else stream.filter_chunk(chunk)
             if passed:
@@ -210,7 +210,7 @@ class Exchange:
 
     async def _report_failure(self, replica: Replica, error: Exception) -> None:
         reason, detail = f"the server of {replica.name} {replica.fault or 'disconnected'}", str(error)
-        self.front.log.write(
+        self.router.log.write(
             "broken", model=replica.name, request=self.id.decode(), reason=detail or type(error).__name__
         )
         if self.status and not self.is_streaming:
@@ -219,11 +219,15 @@ class Exchange:
         await self._send_error(502, reason)
 
     async def _refuse(self, refused: AdmissionRefusedError) -> None:
-        self.front.facts.refused[refused.status] += 1
-        if refused.detail:
-            model = self.ticket.route.model if self.ticket else None
-            self.front.log.write(
-                "refused", model=model, request=self.id.decode(), status=refused.status, reason=refused.detail
+        self.router.facts.refused[refused.status] += 1
+        if refused.log_detail:
+            model = self.ticket.destination.model if self.ticket else None
+            self.router.log.write(
+                "refused",
+                model=model,
+                request=self.id.decode(),
+                status=refused.status,
+                reason=refused.log_detail,
             )
         await self._send_error(refused.status, refused.reason, refused.retry_after_s, refused.hint)
 

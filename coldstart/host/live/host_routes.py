@@ -26,9 +26,9 @@ from starlette.routing import Route
 from coldstart.host.live import messages
 from coldstart.host.live.access_control import CLIENT, READ_PATHS
 from coldstart.host.live.driver import Driver
-from coldstart.host.live.front import AdmissionRefusedError
 from coldstart.host.live.lifecycle import LocalReplica
 from coldstart.host.live.messages import ClientGoneError, run_while_connected
+from coldstart.host.live.request_router import AdmissionRefusedError
 from coldstart.host.live.upstream import DisconnectedError
 
 TAIL_BYTES = 64 << 10
@@ -100,7 +100,7 @@ def escape_label(value: str) -> str:
     return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
-async def add_metrics(own: bytes, replicas: Iterable[LocalReplica]) -> str:
+async def add_server_metrics(own: bytes, replicas: Iterable[LocalReplica]) -> str:
     """Return the host's own metrics and those of its running servers, each labeled with its model."""
     serving = [replica for replica in replicas if replica.is_serving]
     found = await asyncio.gather(*map(_read_metrics, serving))
@@ -135,10 +135,10 @@ async def _load(driver: Driver, request: Request) -> Response:
             400, f"invalid query parameter wait={waits!r}: use true or false"
         )
     try:
-        ticket = driver.load(request.path_params["name"])
-        model, was_ready = ticket.route.model, ticket.granted.done()  # or it is refused at once
+        ticket = driver.start_model(request.path_params["name"])
+        model, was_ready = ticket.destination.model, ticket.granted.done()  # or it is refused at once
         if not was_ready and waits == "false":
-            return JSONResponse({"model": model, "state": driver.state(model)}, status_code=202)
+            return JSONResponse({"model": model, "state": driver.get_state(model)}, status_code=202)
         try:
             await run_while_connected(request.receive, lambda: asyncio.wait([ticket.granted]))
         finally:
@@ -151,7 +151,7 @@ async def _load(driver: Driver, request: Request) -> Response:
     except ClientGoneError:
         return Response(status_code=499)
     loaded = {"was_ready": was_ready, "mode": replica.mode, "waited_s": ticket.queued_s or 0.0}
-    return JSONResponse({"model": model, "state": "ready", **loaded, "evicted": ticket.evicted})
+    return JSONResponse({"model": model, "state": "ready", **loaded, "evicted": ticket.evicted_models})
 
 
 async def _show_log(driver: Driver, request: Request) -> Response:
@@ -175,7 +175,7 @@ async def _read_server(driver: Driver, request: Request) -> Response:
     if path not in READABLE:
         return messages.build_error_response(404, f"unknown path {target}")
     if name is None and client is not None and not client.may_use(None, driver.catalogue):
-        driver.metrics.count_client(client.name, "other_model")
+        driver.metrics.count_client_request(client.name, "other_model")
         return messages.build_error_response(
             403, f"the client {client.name} may not use the host's default model"
         )
@@ -197,7 +197,7 @@ def create_host_routes(driver: Driver) -> list[Route]:
 
     async def show_metrics(request: Request) -> Response:
         replicas = driver.lifecycle.replicas.values()
-        text = await add_metrics(driver.metrics.text(), replicas)
+        text = await add_server_metrics(driver.metrics.format_text(), replicas)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def unload(request: Request) -> Response:
@@ -206,7 +206,7 @@ def create_host_routes(driver: Driver) -> list[Route]:
         model = route.model if route else name
         if model is not None and model not in driver.core.models:
             return messages.build_error_response(404, f"The model `{name}` does not exist.")
-        return JSONResponse({"unloading": driver.unload(model)})
+        return JSONResponse({"unloading": driver.stop_models(model)})
 
     return [
         Route("/metrics", show_metrics),

@@ -46,9 +46,9 @@ class GatewayServer(uvicorn.Server):
         if at_once:
             self.force_exit = True
             # Uvicorn leaves connections open, and from Python 3.12 on asyncio's server waits for them.
-            asyncio.get_running_loop().call_later(LAST_ANSWERS_S, self.break_connections)
+            asyncio.get_running_loop().call_later(LAST_ANSWERS_S, self.abort_connections)
 
-    def break_connections(self) -> None:
+    def abort_connections(self) -> None:
         """Abort all connections without sending the rest of their responses."""
         for connection in list(self.server_state.connections):
             connection.transport.abort()
@@ -67,14 +67,14 @@ def create_server(app: Gateway, check_files: Callable[[], None] = lambda: None) 
     """
 
     def refresh_files() -> None:
-        app.access.refresh_keys()
+        app.access.reload_changed_keys()
         check_files()
 
     limits = app.endpoint.limits
     connections = min(limits.connections, raise_connection_limit())
     config = uvicorn.Config(
         app,
-        http=cast("Any", partial(BoundedProtocol, limits, connections, app.front.facts.refused)),
+        http=cast("Any", partial(BoundedProtocol, limits, connections, app.router.facts.refused)),
         ws="none",
         lifespan="off",
         access_log=False,

@@ -29,8 +29,8 @@ from coldstart.host.live.metrics import EventRecorder
 from coldstart.host.live.profiles import MemoryMeter, build_device_environment
 from coldstart.host.live.servers import (
     ModelServer,
-    Ready,
-    Starter,
+    ReadyServer,
+    ServerStarter,
     StartFailedError,
     await_hang,
     stop_by_force,
@@ -54,7 +54,7 @@ class LocalReplica(Replica):
     def __init__(self, launch: Launch, server: ModelServer, began: float) -> None:
         super().__init__(launch.name, Upstream(server.socket), messages.find_server_key(launch.args))
         self.launch, self.server, self.began = launch, server, began
-        self.ready = Ready("", None, {})
+        self.ready = ReadyServer("", None, {})
         self.is_ending = False
         self.reason = ""
         self.failure: Failure | None = None
@@ -73,21 +73,21 @@ class LocalReplica(Replica):
         except OSError:  # includes TimeoutError
             return False
 
-    async def end(self, reason: str = "") -> None:
+    async def stop(self, reason: str = "") -> None:
         """Stop the server, by force if it does not exit in time. Waiting requests fail with `reason`."""
         self.is_ending = True
         self.reason = self.reason or reason
         await stop_by_force(self.server)
 
 
-class Lifecycle:
+class ServerLifecycle:
     """Manager of a host's template and servers. `replicas` maps model names to servers. `emit` sends an event to the core."""
 
     def __init__(
         self,
         core: Core,
         launches: Mapping[str, Launch],
-        servers: Starter,
+        servers: ServerStarter,
         *,
         record: EventRecorder,
         emit: Callable[[Event], None],
@@ -121,7 +121,7 @@ class Lifecycle:
         launch, began = self.launches[model], self.clock()
         self.log.write("start", model=model, tier=tier)
         # The wait may time out slightly before the deadline of the start.
-        in_time = await self.template.wait(launch)
+        in_time = await self.template.wait_until_ready(launch)
         waited_s = self.clock() - began
         server = self._begin(launch, self._ready_timeout_s - waited_s if in_time else 0.0)
         if server is None:
@@ -136,7 +136,7 @@ class Lifecycle:
             replica.upstream.close()
             replica.reason = replica.reason or await server.ended
             del self.replicas[model]
-            self.record.record_end(model)
+            self.record.record_server_end(model)
         if replica.is_ending and replica.start_s:
             self.emit(events.TierChanged(model))
             if (known := self.core.models.get(model)) and known.state is ModelState.ASLEEP:
@@ -154,7 +154,7 @@ class Lifecycle:
         try:
             if remaining_s > 0 and not self.facts.stopping:
                 environment = {**build_device_environment(launch), **self._open_sleep_routes(launch)}
-                return self.servers.begin(StartOrder(launch, remaining_s, environment=environment))
+                return self.servers.order_start(StartOrder(launch, remaining_s, environment=environment))
             reason = STOPPING if self.facts.stopping else self._too_late()
         except OSError as error:  # no descriptor, no disk, no process
             reason = f"cannot start a server: {error.strerror or error}"
@@ -173,7 +173,7 @@ class Lifecycle:
         left = self._ready_timeout_s - (self.clock() - replica.began)
         if not (await asyncio.wait([replica.server.ready], timeout=left))[0]:
             self.log.write("start aborted", model=replica.name, reason=self._too_late())
-            await replica.end(self._too_late())
+            await replica.stop(self._too_late())
         try:
             ready = await replica.server.ready
         except StartFailedError as failed:
@@ -182,7 +182,7 @@ class Lifecycle:
             replica.reason = str(replica.failure)
             self._record_failed_start(replica.name, replica.reason, self.clock() - replica.began)
             return False
-        replica.ready = ready.add_wait(waited_s) if waited_s > WAIT_S else ready
+        replica.ready = ready.add_template_wait(waited_s) if waited_s > WAIT_S else ready
         replica.start_s, replica.mode = self.clock() - replica.began, ready.mode
         self._report_ready(replica, replica.ready, ready.mode)
         return True
@@ -197,9 +197,9 @@ class Lifecycle:
             with suppress(OSError):  # includes ProcessLookupError
                 pid = replica.ready.pid
                 self.facts.get_model(name).gpu_memory_bytes = await asyncio.to_thread(
-                    self.meter.measure_gpu, pid
+                    self.meter.measure_gpu_bytes, pid
                 )
-                memory = await asyncio.to_thread(self.meter.measure_process, pid)
+                memory = await asyncio.to_thread(self.meter.measure_pss_bytes, pid)
                 if memory is not None and not ended.done():
                     self.emit(events.MemoryMeasured(name, max(1, memory)))
 
@@ -219,7 +219,7 @@ class Lifecycle:
             f"/sleep?level={tier.removeprefix(_SLEEP)}", self._ready_timeout_s
         ):
             self.log.write("stop", model=replica.name, tier=tier, reason=reason)
-            await replica.end()
+            await replica.stop()
             return
         self.log.write("sleep", model=replica.name, tier=tier, reason=reason)
         self.facts.get_model(replica.name).gpu_memory_bytes = None
@@ -235,9 +235,9 @@ class Lifecycle:
             return
         replica.start_s, replica.reason = 0.0, "the server did not wake up"
         self._record_failed_start(replica.name, replica.reason, self.clock() - began)
-        await replica.end()
+        await replica.stop()
 
-    def _report_ready(self, replica: LocalReplica, ready: Ready, mode: str) -> None:
+    def _report_ready(self, replica: LocalReplica, ready: ReadyServer, mode: str) -> None:
         self.record.record_start(replica.name, ready, mode, replica.start_s)
         self.emit(events.ModelReady(replica.name, replica.start_s))
         self._retire_if_outdated(replica.launch)
@@ -267,7 +267,7 @@ class Lifecycle:
         """Stop the servers that are still starting, and do not start another template."""
         for name, model in list(self.core.models.items()):
             if model.state is ModelState.STARTING and name in self.replicas:
-                self._tasks.spawn(self.replicas[name].end())
+                self._tasks.spawn(self.replicas[name].stop())
         self.template.drain()
 
     def kill(self) -> None:

@@ -21,7 +21,7 @@ from starlette.responses import Response
 from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
 from coldstart.host.endpoint import GatewayLimits
-from coldstart.host.live.front import AdmissionRefusedError, Ticket
+from coldstart.host.live.request_router import AdmissionRefusedError, Ticket
 from coldstart.host.live.upstream import Replica
 
 T = TypeVar("T")
@@ -81,16 +81,16 @@ def parse_routing(body: bytes) -> tuple[str | None, bool]:
 
     Raises AdmissionRefusedError if the body is invalid.
     """
-    found = decode(_ROUTING.decode, body)
+    found = parse_body(_ROUTING.decode, body)
     return found.model, bytes(found.stream) == b"true"
 
 
 def replace_model(body: bytes, model: str) -> bytes:
     """Return the body with `model` as its model name. Raises AdmissionRefusedError if the body is invalid."""
-    return msgspec.json.encode({**decode(_MEMBERS.decode, body), "model": model})
+    return msgspec.json.encode({**parse_body(_MEMBERS.decode, body), "model": model})
 
 
-def decode(parse: Callable[[bytes], T], body: bytes) -> T:
+def parse_body(parse: Callable[[bytes], T], body: bytes) -> T:
     """Return the result of `parse` on the request body. Raises AdmissionRefusedError if the body is invalid."""
     try:
         return parse(body)
@@ -202,10 +202,10 @@ def choose_request_id(scope: Scope) -> bytes:
     return given if _REQUEST_ID.fullmatch(given) else uuid4().hex.encode()
 
 
-def filter_request_headers(scope: Scope, number: bytes, key: str) -> Headers:
-    """Return the headers to forward to the server, with the request ID `number` and the server's API key if it has one."""
+def filter_request_headers(scope: Scope, request_id: bytes, server_key: str) -> Headers:
+    """Return the headers to forward to the server, with this request ID and the server's API key if it has one."""
     given = [(name, value) for name, value in scope["headers"] if name not in _NOT_SENT]
-    return [*given, *build_auth_header(key), (b"x-request-id", number)]
+    return [*given, *build_auth_header(server_key), (b"x-request-id", request_id)]
 
 
 def build_auth_header(key: str) -> Headers:
@@ -229,7 +229,7 @@ def filter_response_headers(headers: Headers, *, streams: bool) -> Headers:
 
 def format_timing(replica: Replica, ticket: Ticket, first_s: float | None) -> str:
     """Format the Server-Timing header of a request whose first chunk arrived after `first_s` seconds."""
-    start_s = None if ticket.hit else replica.start_s
+    start_s = None if ticket.is_hit else replica.start_s
     marks = (("queued", ticket.queued_s), ("start", start_s), ("first-token", first_s))
     about = {"start": f';desc="{replica.mode}"'} if replica.mode else {}
     return ", ".join(f"{name};dur={s * 1000:.3f}{about.get(name, '')}" for name, s in marks if s is not None)

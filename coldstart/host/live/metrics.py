@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from coldstart.contract import fallback
 from coldstart.host.configuration import HostFile
 from coldstart.host.live.log import Log
-from coldstart.host.live.servers import Ready
+from coldstart.host.live.servers import ReadyServer
 from coldstart.host.model_state import ModelState
 from coldstart.host.status import HostFacts
 
@@ -24,7 +24,7 @@ Document = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class StatusMetric:
-    """Metric whose value is at `path` in the status document, such as `host.memory_bytes`.
+    """Metric whose value is at `status_path` in the status document, such as `host.memory_bytes`.
 
     Non-empty text counts as 1, and "" as 0. A path into a list, such as `models.held`, yields one value for each model
     that has the field. A mapping yields one value for each HTTP status. If `choices` is set, the value is 1 for the
@@ -33,13 +33,13 @@ class StatusMetric:
 
     name: str
     about: str
-    path: str
-    counts: bool = False
+    status_path: str
+    is_counter: bool = False
     choices: tuple[str, ...] = ()
 
     def measure(self, prefix: str, document: Document) -> Metric:
         """Build the metric from a status document."""
-        part, _, member = self.path.partition(".")
+        part, _, member = self.status_path.partition(".")
         holder, labels = document[part], list[str]()
         found: dict[tuple[str, ...], Any]
         if isinstance(holder, list):
@@ -51,7 +51,7 @@ class StatusMetric:
         if self.choices:
             labels.append(member)
             found = {(*key, one): value == one for key, value in found.items() for one in self.choices}
-        kind = CounterMetricFamily if self.counts else GaugeMetricFamily
+        kind = CounterMetricFamily if self.is_counter else GaugeMetricFamily
         family = kind(prefix + self.name, self.about, labels=labels)
         for key, value in found.items():
             family.add_metric(key, float(bool(value) if isinstance(value, str) else value))
@@ -69,12 +69,12 @@ HOST = (
     StatusMetric(
         "client_keys_refused", "1 while the client key file cannot be used, else 0.", "host.client_keys_error"
     ),
-    StatusMetric("requests", "Number of requests for a known model.", "requests.total", counts=True),
-    StatusMetric("hits", "Number of requests whose model was ready.", "requests.hits", counts=True),
+    StatusMetric("requests", "Number of requests for a known model.", "requests.total", is_counter=True),
+    StatusMetric("hits", "Number of requests whose model was ready.", "requests.hits", is_counter=True),
     StatusMetric(
-        "departures", "Number of times that a model left its tier.", "starts.departures", counts=True
+        "departures", "Number of times that a model left its tier.", "starts.departures", is_counter=True
     ),
-    StatusMetric("refused", REFUSED, "requests.refused", counts=True),
+    StatusMetric("refused", REFUSED, "requests.refused", is_counter=True),
     StatusMetric("model_held", "Number of requests that wait for the model.", "models.held"),
     IN_FLIGHT,
     StatusMetric("model_held_bytes", "Memory reserved for the model.", "models.held_bytes"),
@@ -137,7 +137,7 @@ class Metrics(Collector):
         """Return no metrics, so that registering this collector does not call `collect` (prometheus_client's Collector)."""
         return ()
 
-    def count_client(self, name: str, outcome: str) -> None:
+    def count_client_request(self, name: str, outcome: str) -> None:
         """Count a request of the client `name`. `outcome` is "admitted", or the reason for the rejection."""
         self._clients.labels(name, outcome).inc()
 
@@ -153,7 +153,7 @@ class Metrics(Collector):
         if first_s is not None:
             self._first.labels(model).observe(first_s)
 
-    def text(self) -> bytes:
+    def format_text(self) -> bytes:
         """Return the metrics in the Prometheus text format."""
         return generate_latest(self.registry)
 
@@ -185,7 +185,7 @@ class EventRecorder:
             prefix="coldstart_",
         )
 
-    def record_start(self, name: str, ready: Ready, mode: str, seconds: float) -> None:
+    def record_start(self, name: str, ready: ReadyServer, mode: str, seconds: float) -> None:
         """Record that a server became ready or woke up, `seconds` seconds after its start was ordered."""
         facts, document = self.facts.get_model(name), ready.document
         facts.starts += 1
@@ -226,7 +226,7 @@ class EventRecorder:
         self._missed.labels(name).inc()
         self.log.write("prewarm missed", model=name, reason=reason)
 
-    def record_end(self, name: str) -> None:
+    def record_server_end(self, name: str) -> None:
         """Record that the model no longer has a running server."""
         facts = self.facts.get_model(name)
         facts.mode = facts.pid = facts.gpu_memory_bytes = None

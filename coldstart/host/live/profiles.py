@@ -27,7 +27,7 @@ from coldstart.system.paths import Cache
 from coldstart.system.proc import processes
 
 
-def look_up_model(launch: Launch, cache: Cache, *, offline: bool) -> Lookup:
+def look_up_bundle(launch: Launch, cache: Cache, *, offline: bool) -> Lookup:
     """Look up the bundle of a launch. If `weights_from` is set, the model's weights need not be on this machine.
 
     Raises the errors of `inspection.look_up`.
@@ -43,12 +43,12 @@ def look_up_model(launch: Launch, cache: Cache, *, offline: bool) -> Lookup:
     return found.drop_weights() if launch.weights_from and not found.model.weight_files else found
 
 
-def adopt_arguments(launch: Launch, cache: Cache, *, offline: bool) -> tuple[Arguments, str]:
+def read_bundle_arguments(launch: Launch, cache: Cache, *, offline: bool) -> tuple[Arguments, str]:
     """Return the vLLM arguments and the name of the model's newest trusted bundle. Both are empty if there is no such bundle.
 
     Raises the errors of `inspection.look_up`, and NoBundleError if `on_miss` is "fail" and the only bundle is untrusted.
     """
-    asked = look_up_model(replace(launch, args=Arguments(), weights_from=None), cache, offline=offline)
+    asked = look_up_bundle(replace(launch, args=Arguments(), weights_from=None), cache, offline=offline)
     found = resolver.adopt_arguments(asked)
     if found.bundle is None and found.untrusted is not None and launch.on_miss == FAIL:
         raise inspection.build_miss_error(found)
@@ -56,12 +56,12 @@ def adopt_arguments(launch: Launch, cache: Cache, *, offline: bool) -> tuple[Arg
     return found.vllm_args, "" if lender is None else f"{lender.name}:v{lender.version}"
 
 
-def look_up_launch(launch: Launch, cache: Cache, *, offline: bool) -> Lookup:
+def look_up_required_bundle(launch: Launch, cache: Cache, *, offline: bool) -> Lookup:
     """Look up a launch's bundle.
 
     Raises the errors of `inspection.look_up`, or NoBundleError if a required bundle is missing.
     """
-    found = look_up_model(launch, cache, offline=offline)
+    found = look_up_bundle(launch, cache, offline=offline)
     if found.bundle is None and launch.on_miss == FAIL:
         raise inspection.build_miss_error(
             found, lambda recorded: f"use the arguments of that bundle: {shlex.join(recorded)}"
@@ -77,7 +77,7 @@ ASSUMED_START_S = 60.0
 RUNTIME_TEMPLATE_BYTES = 540 << 20
 
 
-def create_profiles(cache: Cache, *, offline: bool) -> Profiles:
+def create_profile_reader(cache: Cache, *, offline: bool) -> Profiles:
     """Return a function that reads the profile of a launch (its memory and start time) from its bundle.
 
     The function raises the errors of a lookup, NoBundleError if the launch requires a bundle, and UsageError if the memory
@@ -85,7 +85,7 @@ def create_profiles(cache: Cache, *, offline: bool) -> Profiles:
     """
 
     def profile(launch: Launch) -> Profile:
-        found = look_up_launch(launch, cache, offline=offline)
+        found = look_up_required_bundle(launch, cache, offline=offline)
         known = choose_profile(launch, found)
         forked = launch.mode in FORKED
         shared = min(find_template_bytes(), known.memory * 3 // 4) if forked else 0
@@ -135,7 +135,7 @@ def estimate_profile(launch: Launch, model: Path | None) -> Profile:
     return Profile(weights + kv + ASSUMED_RUNTIME, ASSUMED_START_S, "assumed")
 
 
-def set_device_memory(file: HostFile) -> HostFile:
+def fill_in_device_memory(file: HostFile) -> HostFile:
     """Set the memory per device to that of the smallest device that a model uses, unless the configuration sets it.
 
     Raises UsageError if a model uses a device that the host cannot see.
@@ -179,10 +179,10 @@ class MemoryMeter:
     def __init__(self, *, on_cpu: bool = False) -> None:
         self.on_cpu = on_cpu
 
-    def measure_process(self, pid: int) -> int | None:
+    def measure_pss_bytes(self, pid: int) -> int | None:
         """Return the proportional set size in bytes on the CPU, or None on a GPU, where reservations are not corrected."""
         return processes.measure_pss_bytes(processes.list_tree(pid)) if self.on_cpu else None
 
-    def measure_gpu(self, pid: int) -> int | None:
+    def measure_gpu_bytes(self, pid: int) -> int | None:
         """Return the GPU memory in bytes that the driver reports, or None on the CPU."""
         return None if self.on_cpu else nvml.read_tree_memory(pid)

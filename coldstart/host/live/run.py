@@ -34,7 +34,7 @@ from coldstart.host.live.http_server import create_server, format_url, listen
 from coldstart.host.live.lifecycle import STOPPING
 from coldstart.host.live.log import BackgroundTasks, Log, capture_loggers, describe_failure
 from coldstart.host.live.profiles import MemoryMeter, find_template_bytes
-from coldstart.host.live.servers import Starter, create_host_directory
+from coldstart.host.live.servers import ServerStarter, create_host_directory
 from coldstart.system import runtime
 from coldstart.system.file_state import find_state
 from coldstart.system.paths import Cache
@@ -43,18 +43,18 @@ from coldstart.system.proc.processes import has_terminal
 
 @dataclass(eq=False)
 class ModelHost:
-    """One run of a host. `source` reads the configuration again. `announce` is called with the URL once the host listens.
+    """One run of a host. `read_file` reads the configuration again. `announce` is called with the URL once the host listens.
 
-    `config` is the configuration file to watch.
+    `config_path` is the configuration file to watch.
     """
 
     file: HostFile
-    source: Callable[[], HostFile]
+    read_file: Callable[[], HostFile]
     cache: Cache
     log: Log
     announce: Callable[[str, HostFile], None]
     endpoint: GatewayEndpoint = field(default_factory=GatewayEndpoint)
-    config: Path | None = None
+    config_path: Path | None = None
     offline: bool = False
     heartbeat_s: float = HEARTBEAT_S
     drain_s: float | None = None
@@ -63,7 +63,7 @@ class ModelHost:
         self.caught: list[int] = []
         self._tasks = BackgroundTasks(self.log)
         # Record the state now, so that a change before the first check is detected.
-        self._known = self.config and find_state(self.config)
+        self._known = self.config_path and find_state(self.config_path)
 
     def run(self) -> int:
         """Run until a signal arrives, and return 128 plus its number. Raises UsageError if the host cannot listen."""
@@ -77,8 +77,8 @@ class ModelHost:
         return 128 + self.caught[0] if self.caught else 0
 
     async def _main(self, sock: socket.socket, directory: Path) -> None:
-        starter = Starter(directory, self.cache, offline=self.offline)
-        starter.warm()
+        starter = ServerStarter(directory, self.cache, offline=self.offline)
+        starter.start_process()
         meter = MemoryMeter(on_cpu=runtime.targets_cpu())
         self.driver = Driver(
             self.file, starter, log=self.log, meter=meter, template_bytes=find_template_bytes()
@@ -96,7 +96,7 @@ class ModelHost:
         self.server = create_server(self.gateway, self._check_file)
         facts = self.driver.facts
         facts.url, facts.config_loaded_unix_s = format_url(sock, self.endpoint), time.time()
-        facts.config_path = str(self.config) if self.config else None
+        facts.config_path = str(self.config_path) if self.config_path else None
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, number)
@@ -149,7 +149,7 @@ class ModelHost:
             return messages.build_error_response(400, error.message, hint=error.hint or "")
 
     def _check_file(self) -> None:
-        seen = self.config and find_state(self.config)
+        seen = self.config_path and find_state(self.config_path)
         if seen is not None and seen != self._known:
             self._tasks.spawn(self._reread())
 
@@ -163,10 +163,10 @@ class ModelHost:
         Raises:
             UsageError: The host is stopping, or a file is invalid. The previous content of an invalid file remains in effect.
         """
-        self._known = self.config and find_state(self.config)
+        self._known = self.config_path and find_state(self.config_path)
         # Serialize reloads, so that an older version of the file does not replace a newer one.
         async with self._reloading:
-            refused = self.gateway.access.read_keys()
+            refused = self.gateway.access.reload_keys()
             changes = await self._read()
             if refused is not None:
                 raise UsageError(refused.message, hint=refused.hint)
@@ -176,7 +176,7 @@ class ModelHost:
         facts = self.driver.facts
         try:
             # Bundle lookups are slow, so they run in a thread to keep the event loop responsive.
-            file = await asyncio.to_thread(self.source)
+            file = await asyncio.to_thread(self.read_file)
             if not facts.stopping:
                 self.driver.configure(file)
         except Exception as error:  # an invalid configuration must not stop running servers

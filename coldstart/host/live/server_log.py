@@ -30,7 +30,7 @@ class ServerLog:
     def __init__(self, path: Path) -> None:
         self.path, self.before = path, path.with_name(f"{path.name}.1")
 
-    def bound(self, limit: int = LIMIT) -> None:
+    def truncate(self, limit: int = LIMIT) -> None:
         """If the file exceeds `limit` bytes, copy its newest `limit` bytes to the previous file, and truncate it."""
         with suppress(OSError), self.path.open("rb") as file:
             if os.fstat(file.fileno()).st_size > limit:

@@ -47,14 +47,14 @@ class StartFailedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class ReadyServer:
     """A ready server: its start mode, its PID (None if there is no process to measure), and the content of its ready file."""
 
     mode: str
     pid: int | None
     document: Mapping[str, Any]
 
-    def add_wait(self, waited_s: float) -> Ready:
+    def add_template_wait(self, waited_s: float) -> ReadyServer:
         """Return a copy with an additional first phase, during which the start waited `waited_s` seconds for its template."""
         wait = Timeline([Span("wait for the template", 0.0, waited_s, "host")])
         spans = [
@@ -82,7 +82,7 @@ class ModelServer:
     def __init__(self, path: Path, log: Path, lease: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         self.socket, self.log = path, ServerLog(log)
-        self.ready: asyncio.Future[Ready] = loop.create_future()
+        self.ready: asyncio.Future[ReadyServer] = loop.create_future()
         self.ended: asyncio.Future[str] = loop.create_future()
         self.ordered_s = loop.time()
         self.is_begun = self.was_killed = False
@@ -122,7 +122,7 @@ class ModelServer:
                 self._channel.send({"signal": int(number)})
 
     def _look(self) -> None:
-        self._loop.run_in_executor(None, self.log.bound)
+        self._loop.run_in_executor(None, self.log.truncate)
         self._looks = self._loop.call_later(LOOK_AT_LOG_S, self._look)
 
     def _receive(self) -> None:
@@ -144,7 +144,7 @@ class ModelServer:
             self.progress = StartProgress.parse(message[KEY])
         elif "ready" in message and not self.ready.done():
             document = message["ready"]
-            ready = Ready(document["mode"], document["pid"], document)
+            ready = ReadyServer(document["mode"], document["pid"], document)
             # A woken engine goes back to sleep after its server exits, so its process must not be killed.
             if ready.pid is not None and ready.mode not in (STANDBY.name, PARKED_ENGINE.name):
                 self._trees.append(ProcessTree(ready.pid))
@@ -242,7 +242,7 @@ BEGIN_S = 30.0
 RESTART_S = 5.0
 
 
-class Starter:
+class ServerStarter:
     """Factory of model servers. It delegates each start to a starter process, and replaces this process if it exits."""
 
     module = "coldstart.host.live.starter"
@@ -264,7 +264,7 @@ class Starter:
         self._began_s = 0.0
         self._checks: asyncio.TimerHandle | None = None
 
-    def warm(self) -> None:
+    def start_process(self) -> None:
         """Start the starter process if it is not running, so that it has imported all modules before the first order."""
         if self._checks is None:
             self._checks = asyncio.get_running_loop().call_later(CHECK_S, self._check)
@@ -297,9 +297,9 @@ class Starter:
             self._process = None
         if loop.time() - self._began_s > RESTART_S:
             with suppress(OSError):  # no memory or descriptor: the next check tries again
-                self.warm()
+                self.start_process()
 
-    def begin(self, order: StartOrder) -> ModelServer:
+    def order_start(self, order: StartOrder) -> ModelServer:
         """Order the start of a server, or of a template from which servers are forked, without waiting for the start.
 
         Raises:
@@ -328,7 +328,7 @@ class Starter:
     def _send(self, message: Mapping[str, Any], descriptors: tuple[int, ...]) -> None:
         for _ in range(2):
             with suppress(OSError):
-                self.warm()
+                self.start_process()
                 assert self._channel is not None
                 self._channel.send(message, descriptors)
                 return

@@ -56,7 +56,7 @@ class StartOrder:
     """Order to start a server for `launch`, or a template of the level `template`.
 
     `listen` contains vLLM's arguments for the listening address, which is a Unix socket by default. `environment`
-    contains additional environment variables. `pace` limits the rate at which weights are fetched. `servers.Starter` sets
+    contains additional environment variables. `pace` limits the rate at which weights are fetched. `servers.ServerStarter` sets
     `cache`, `templates` and `offline`.
     """
 
@@ -84,11 +84,11 @@ def main(descriptor: int) -> None:
     """Run the starter process: fork a supervisor for each message until the gateway closes the connection."""
     die_with_supervisor()
     die_with_parent(signal.SIGKILL)  # SIGKILL also ends a process that is suspended
-    import_start()
+    import_start_modules()
     serve_forever(json_lines.Channel(socket.socket(fileno=descriptor)), supervise)
 
 
-def import_start() -> None:
+def import_start_modules() -> None:
     """Import the modules that a start needs, so that forked supervisors need not import them."""
     import coldstart.host.live.profiles
     import coldstart.launch.driver
@@ -212,7 +212,7 @@ def _request(order: StartOrder, listen: Sequence[str] = ()) -> ServeRequest:
     from coldstart.system.paths import Cache
 
     launch = order.launch
-    found = profiles.look_up_model(launch, Cache.at(Path(order.cache)), offline=order.offline)
+    found = profiles.look_up_bundle(launch, Cache.at(Path(order.cache)), offline=order.offline)
     # Use local weights if they exist.
     fetched = launch.weights_from is not None and not found.model.weight_files
     return ServeRequest(

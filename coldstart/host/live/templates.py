@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 from coldstart.host.launches import FORKED, Launch
 from coldstart.host.live.log import BackgroundTasks, Log
-from coldstart.host.live.servers import ModelServer, Starter, StartFailedError, stop_by_force
+from coldstart.host.live.servers import ModelServer, ServerStarter, StartFailedError, stop_by_force
 from coldstart.host.live.starter import StartOrder
 from coldstart.host.specification import HostSettings
 from coldstart.host.status import HostFacts
@@ -24,7 +24,7 @@ AGAIN_S = 60.0
 class RuntimeTemplate:
     """Runtime template of one host. If it fails or exits, it is restarted."""
 
-    def __init__(self, servers: Starter, log: Log, facts: HostFacts) -> None:
+    def __init__(self, servers: ServerStarter, log: Log, facts: HostFacts) -> None:
         self.servers, self.log, self.facts = servers, log, facts
         self._process: ModelServer | None = None
         # Includes retired templates whose servers are still running.
@@ -52,7 +52,7 @@ class RuntimeTemplate:
         launch, self._tried = self._launches[self._tried % len(self._launches)], self._tried + 1
         self.log.write("template", model=launch.name, level=RUNTIME)
         try:
-            self._process = process = self.servers.begin(
+            self._process = process = self.servers.order_start(
                 StartOrder(launch, self._ready_timeout_s, template=RUNTIME)
             )
         except OSError as error:
@@ -85,7 +85,7 @@ class RuntimeTemplate:
         self.log.write("template failed", model=launch.name, level=RUNTIME, reason=reason)
         self.facts.template_error = reason
 
-    async def wait(self, launch: Launch) -> bool:
+    async def wait_until_ready(self, launch: Launch) -> bool:
         """Wait until the template is ready or has failed, if this launch uses it. Return False on a timeout.
 
         Waiting costs no time, because without the template, the start would have to import the same modules.

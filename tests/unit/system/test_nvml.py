@@ -128,8 +128,8 @@ def test_memory_of_a_tree_is_summed_over_its_processes_and_devices(fake: Fake) -
         fake.run(0, grandchild, 2 * GIB)
         fake.run(1, grandchild, 4 * GIB)
         assert nvml.read_process_memory() == {OWN: GIB, ANY: 8 * GIB, grandchild: 6 * GIB}
-        assert MemoryMeter().measure_gpu(OWN) == 7 * GIB
-        assert MemoryMeter().measure_gpu(grandchild) == 6 * GIB
+        assert MemoryMeter().measure_gpu_bytes(OWN) == 7 * GIB
+        assert MemoryMeter().measure_gpu_bytes(grandchild) == 6 * GIB
 
 
 def test_instances_of_a_divided_device_are_asked(fake: Fake) -> None:
@@ -138,14 +138,14 @@ def test_instances_of_a_divided_device_are_asked(fake: Fake) -> None:
         fake.add(parent=0)
     fake.run(1, OWN, GIB)
     fake.run(2, OWN, 2 * GIB)
-    assert MemoryMeter().measure_gpu(OWN) == 3 * GIB
+    assert MemoryMeter().measure_gpu_bytes(OWN) == 3 * GIB
 
 
 def test_processes_of_another_pid_namespace_are_no_figure(fake: Fake) -> None:
     fake.add()
     fake.run(0, OWN, GIB)
     fake.run(0, FOREIGN, GIB)
-    assert nvml.read_process_memory() == {} and MemoryMeter().measure_gpu(OWN) is None
+    assert nvml.read_process_memory() == {} and MemoryMeter().measure_gpu_bytes(OWN) is None
 
 
 @pytest.mark.parametrize("code", [2, 3, 4, 13, 15, 999])
@@ -155,7 +155,7 @@ def test_device_that_does_not_answer_is_no_figure(fake: Fake, name: str, code: i
     fake.add()
     fake.run(0, OWN, GIB)
     fake.fail(name, code, device=1)
-    assert MemoryMeter().measure_gpu(OWN) is None
+    assert MemoryMeter().measure_gpu_bytes(OWN) is None
 
 
 @pytest.mark.parametrize("code", [9, 12, 999])
@@ -163,14 +163,14 @@ def test_library_without_a_driver_is_no_figure(fake: Fake, code: int) -> None:
     fake.add()
     fake.run(0, OWN, GIB)
     fake.fail("nvmlInitWithFlags", code)
-    assert MemoryMeter().measure_gpu(OWN) is None
+    assert MemoryMeter().measure_gpu_bytes(OWN) is None
 
 
 def test_ended_process_is_reported(fake: Fake) -> None:
     fake.add()
     fake.run(0, OWN, GIB)
     with pytest.raises(ProcessLookupError):
-        MemoryMeter().measure_gpu(FOREIGN)
+        MemoryMeter().measure_gpu_bytes(FOREIGN)
 
 
 X86 = """processor\t: 0

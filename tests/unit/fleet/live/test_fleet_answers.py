@@ -10,7 +10,7 @@ from support.fleet_rig import SETTINGS, FleetStage, deployment, fleet
 
 from coldstart.fleet.events import WorkerEnded
 from coldstart.fleet.live.control import MAX_UNSENT_TRIES
-from coldstart.host.live.front import Ticket
+from coldstart.host.live.request_router import Ticket
 from coldstart.host.live.upstream import DisconnectedError, NothingSentError
 
 
@@ -48,17 +48,17 @@ async def test_only_sent_requests_count_as_the_cause_of_a_dead_server(
     monkeypatch.setattr("coldstart.fleet.core.SUSPECT_S", 0.0)
     async with fleet(tmp_path) as stage:
         stage.deploy(deployment("a"))
-        ticket: Ticket | None = stage.control.enter("a")
+        ticket: Ticket | None = stage.control.admit_request("a")
         assert ticket is not None
         replica = await ticket.granted
         gone, broken = NothingSentError("refused"), DisconnectedError("closed")
         for error in [gone] * unsent + [broken] * sent:
             assert ticket is not None
-            ticket = await stage.control.readmit(ticket, replica, error)
+            ticket = await stage.control.readmit_request(ticket, replica, error)
         assert ticket is not None
         last = gone if unsent == MAX_UNSENT_TRIES else broken
-        assert await stage.control.readmit(ticket, replica, last) is None
-        stage.control.leave(ticket)
+        assert await stage.control.readmit_request(ticket, replica, last) is None
+        stage.control.end_request(ticket)
 
 
 async def test_request_fails_with_the_reason_when_the_model_cannot_start(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Flee
     def made(slo: str, bundles: dict[int, Any], start_s: float | None = None, **launched: Any) -> FleetModel:
         launch = Launch("m", "/models/m", **launched)
         found = Found(bundles, launch.args).refresh()
-        monkeypatch.setattr(deployments.profiles, "look_up_launch", lambda *_, **__: found)
+        monkeypatch.setattr(deployments.profiles, "look_up_required_bundle", lambda *_, **__: found)
         monkeypatch.setattr(deployments.keys, "compose", lambda *_: None)
         options = DeployOptions(slo=slo, batch=8, memory="2GB", size="1GB", start_s=start_s)
         return build_deployment(launch, options, Cache(tmp_path), offline=True).spec

@@ -120,7 +120,7 @@ async def test_a_stream_moves_with_its_kv_where_the_pipeline_holds_it(tmp_path: 
         known = [*b"stream", *generated("stream", 300)][: pins[-1].tokens]
         assert pins[-1].digest == handover.digest_tokens(known)
         assert ranks[0].env["COLDSTART_HANDOVER_KEY"] != key
-        text = stage.control.metrics.text()
+        text = stage.control.metrics.format_text()
         assert f"coldstart_fleet_migrated_with_kv_total {float(held)}".encode() in text
         await wait_until(lambda: all(rank.ended.done() for rank in ranks))
 
@@ -255,7 +255,7 @@ async def test_dead_server_breaks_no_resumable_stream(tmp_path: Path) -> None:
             assert _ids(lines) == generated(f"p{n}", 40)
         assert b"disconnected" in (await lost)[-1]
         assert stage.control.resumed_count == 10 and stage.control.moves.moved_count == 0
-        text = stage.control.metrics.text()
+        text = stage.control.metrics.format_text()
         assert b"coldstart_fleet_resumed_total 10.0" in text and b"coldstart_fleet_migrated_total 0.0" in text
         (_, second) = stage.rig.servers()
         # What had been made was not made again.
@@ -270,7 +270,9 @@ async def test_stream_stopped_after_its_last_token_sends_no_request(tmp_path: Pa
         stage.deploy(deployment("a"))
         asked = asyncio.create_task(stage.events("a", "p", max_tokens=5, temperature=0))
         tickets = stage.control._tickets
-        await wait_until(lambda: any(one.stream and one.stream.finished for one in tickets.values()))
+        await wait_until(
+            lambda: any(one.continuation and one.continuation.finished for one in tickets.values())
+        )
         (ticket,) = tickets.values()
         assert ticket.response is not None
         ticket.response.interrupt()

@@ -111,7 +111,7 @@ async def test_observed_memory_of_model_is_recorded(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(lifecycle, "MEASURE_EVERY_S", 0.01)
     sizes = [12]
     meter = MemoryMeter(on_cpu=True)
-    meter.measure_process = lambda _: sizes[-1]  # type: ignore[method-assign]
+    meter.measure_pss_bytes = lambda _: sizes[-1]  # type: ignore[method-assign]
     async with staged(tmp_path, meter=meter) as stage:
         await stage.ask(model="a", prompt=1)
         await wait_until(lambda: stage.model("a")["memory_source"] == "observed")
@@ -168,7 +168,7 @@ async def test_evicted_model_sleeps_when_its_server_can_else_stops(tmp_path: Pat
         assert [one.launch.name for one in stage.servers.begun] == (["a", "b"] if sleeps else ["a", "b", "a"])
         expected = ["/v1/completions", "/sleep?level=1", "/wake_up", "/v1/completions"]
         assert stage.servers.begun[0].paths == (expected if sleeps else expected[:2])
-        text = stage.driver.metrics.text().decode()
+        text = stage.driver.metrics.format_text().decode()
         # Waking has no stages: those of the start are counted once.
         loads = 2 if sleeps else 3
         assert f'coldstart_start_phase_seconds_count{{mode="fake",phase="read tensors"}} {loads}.0' in text

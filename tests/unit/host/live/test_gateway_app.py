@@ -21,11 +21,11 @@ from coldstart.host.events import ModelFailed, ModelReady, RequestArrived, Reque
 from coldstart.host.live import app
 from coldstart.host.live.access_control import FORWARDED_PATHS
 from coldstart.host.live.app import Gateway
-from coldstart.host.live.exchange import Front
+from coldstart.host.live.exchange import RequestRouter
 from coldstart.host.live.http_server import listen
 from coldstart.host.live.log import Log
 from coldstart.host.live.metrics import EventRecorder
-from coldstart.host.live.servers import Ready
+from coldstart.host.live.servers import ReadyServer
 from coldstart.host.specification import HostSettings, ModelSpec
 from coldstart.host.status import HostFacts
 
@@ -119,11 +119,11 @@ def build_status() -> dict[str, Any]:
 
 def test_page_needs_no_key() -> None:
     facts = HostFacts(url="", pid=7, version="1")
-    front = cast("Front", SimpleNamespace(status=build_status, facts=facts, log=Log(quiet=True)))
+    router = cast("RequestRouter", SimpleNamespace(status=build_status, facts=facts, log=Log(quiet=True)))
     endpoint = GatewayEndpoint(api_key="k", allow_hosts=("testserver",))
-    client = TestClient(Gateway(front, endpoint=endpoint))
+    client = TestClient(Gateway(router, endpoint=endpoint))
     answer = client.get("/ui")
-    assert (answer.status_code, answer.content) == (200, app.read_page()[0])
+    assert (answer.status_code, answer.content) == (200, app.read_status_page()[0])
     assert answer.headers["content-type"].startswith("text/html")
     for path, moved in {"/ui/": "../ui", "/ui/?theme=dark&a=%20": "../ui?theme=dark&a=%20"}.items():
         redirect = client.get(path, follow_redirects=False)
@@ -144,13 +144,15 @@ def test_metrics_contain_counters_and_status() -> None:
     record = EventRecorder(Log(quiet=True), facts, lambda: status.build_status(core, facts, 1.0, 1e9))
     phases = {"read tensors": 0.5, "graphs: 8": 0.25, "graphs: 16": 0.5, "swap out": 0.1}
     fallbacks = [Fallback("kv", "no room").encode(), Fallback("kv", "again").encode()]
-    record.record_start("a", Ready("fresh", 1, {"phases": phases, "fallbacks": fallbacks}), "fresh", 2.0)
+    record.record_start(
+        "a", ReadyServer("fresh", 1, {"phases": phases, "fallbacks": fallbacks}), "fresh", 2.0
+    )
     facts.get_model("a").gpu_memory_bytes = 7
-    record.record_start("b", Ready("fresh", 2, {"phases": {"read tensors": 0.25}}), "fresh", 1.0)
+    record.record_start("b", ReadyServer("fresh", 2, {"phases": {"read tensors": 0.25}}), "fresh", 1.0)
     record.record_failed_start("a", "no weights", 1.0)
     samples = {
         (sample.name.removeprefix("coldstart_host_"), *sorted(sample.labels.values())): sample.value
-        for family in text_string_to_metric_families(record.metrics.text().decode())
+        for family in text_string_to_metric_families(record.metrics.format_text().decode())
         for sample in family.samples
     }
     assert samples[("requests_total",)] == 1 and samples[("hits_total",)] == 0

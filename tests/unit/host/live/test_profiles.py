@@ -16,7 +16,7 @@ from coldstart.host import configuration
 from coldstart.host.configuration import Profile
 from coldstart.host.launches import Launch
 from coldstart.host.live import profiles
-from coldstart.host.live.profiles import build_device_environment, set_device_memory
+from coldstart.host.live.profiles import build_device_environment, fill_in_device_memory
 from coldstart.system.devices import nvml
 from coldstart.system.paths import Cache
 
@@ -89,7 +89,7 @@ def test_model_without_bundle_is_refused_by_default(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(
         profiles.inspection, "build_miss_error", lambda *_: NoBundleError("no bundle", hint="make one")
     )
-    profile = profiles.create_profiles(Cache(tmp_path), offline=True)
+    profile = profiles.create_profile_reader(Cache(tmp_path), offline=True)
     with pytest.raises(NoBundleError):
         profile(Launch("m", "m"))
     found_ = profile(Launch("m", "m", on_miss="warn"))
@@ -112,9 +112,9 @@ def _file(*devices: list[int], **limits: Any) -> configuration.HostFile:
 def test_memory_of_devices_is_that_of_the_smallest(fake: Fake) -> None:
     fake.add()
     fake.add()
-    file = set_device_memory(_file([0], [0, 1]))
+    file = fill_in_device_memory(_file([0], [0, 1]))
     assert file.settings.device_memory == 140 * GIB and not file.notes
-    assert set_device_memory(_file([0], device_memory="20GiB")).settings.device_memory == 20 * GIB
+    assert fill_in_device_memory(_file([0], device_memory="20GiB")).settings.device_memory == 20 * GIB
 
 
 def test_a_device_that_the_host_does_not_see_is_refused(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,14 +122,14 @@ def test_a_device_that_the_host_does_not_see_is_refused(fake: Fake, monkeypatch:
     fake.add()
     monkeypatch.setenv(nvml.VISIBLE, "1")
     with pytest.raises(UsageError, match=r"models\.b\.devices: device 1 does not exist: the host sees 1"):
-        set_device_memory(_file([0], [1]))
+        fill_in_device_memory(_file([0], [1]))
 
 
 def test_devices_that_cannot_be_read_are_noted(fake: Fake) -> None:
-    file = set_device_memory(_file([0]))
+    file = fill_in_device_memory(_file([0]))
     assert file.settings.device_memory is None
     assert file.notes == ("cannot read the memory of the devices: set device_memory in the host file",)
-    assert not set_device_memory(_file([0], device_memory=9)).notes
+    assert not fill_in_device_memory(_file([0], device_memory=9)).notes
 
 
 @pytest.mark.parametrize(

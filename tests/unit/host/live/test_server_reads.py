@@ -155,7 +155,7 @@ def test_a_log_that_another_process_writes_stays_small_and_keeps_the_newest(tmp_
         for round_ in range(1, 11):
             while not log.path.read_bytes().endswith(b"line %06d\n" % (round_ * 1000 - 1)):
                 time.sleep(0.005)
-            log.bound(5000)
+            log.truncate(5000)
             assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 12_000 + 5000
             print(file=writer.stdin, flush=True)
     lines = log.tail(4800).splitlines()
@@ -168,10 +168,10 @@ def test_a_log_that_another_process_writes_stays_small_and_keeps_the_newest(tmp_
 
 def test_small_or_missing_log_is_not_changed(tmp_path: Path) -> None:
     log = ServerLog(tmp_path / "7.log")
-    log.bound()
+    log.truncate()
     assert (log.tail(100), log.find_error()) == ("", "")
     log.path.write_text("INFO fine\nValueError: too little memory\n")
-    log.bound()
+    log.truncate()
     assert not log.before.exists() and log.find_error() == "ValueError: too little memory"
     log.remove()
     log.remove()
@@ -195,7 +195,7 @@ async def test_followed_log_goes_on_after_it_was_truncated_and_deleted(tmp_path:
         sink.flush()
         # A line without an end is not retained beyond a block.
         assert (await anext(lines)).startswith("xxx")
-        log.bound(10)
+        log.truncate(10)
         sink.write("after\n")
         sink.flush()
         assert (await anext(lines)).endswith("after\n")

@@ -18,7 +18,7 @@ from tools.link_cluster import LinkCluster, find_missing, link_cluster
 
 from coldstart.host.launches import Launch
 from coldstart.host.live import servers
-from coldstart.host.live.servers import ModelServer, Starter, StartFailedError
+from coldstart.host.live.servers import ModelServer, ServerStarter, StartFailedError
 from coldstart.host.live.starter import StartOrder
 from coldstart.host.live.upstream import LARGE, DisconnectedError, NothingSentError, Upstream
 from coldstart.system.ipc import json_lines
@@ -95,19 +95,19 @@ async def test_starter_process_that_begins_no_order_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     monkeypatch.setattr(servers, "RESTART_S", 0.0)
-    starter = Starter(tmp_path, Cache(tmp_path / "cache"), offline=True)
-    starter.warm()
+    starter = ServerStarter(tmp_path, Cache(tmp_path / "cache"), offline=True)
+    starter.start_process()
     first = starter._process
     assert first is not None
     os.kill(first.pid, signal.SIGSTOP)  # it takes no order, whatever comes first
     with monkeypatch.context() as hasty:
         hasty.setattr(servers, "BEGIN_S", 0.0)
-        lost = starter.begin(StartOrder(Launch("a", "/nowhere"), 9.0))
+        lost = starter.order_start(StartOrder(Launch("a", "/nowhere"), 9.0))
         os.kill(first.pid, number)
         assert await lost.ended == "the server's starter process was killed" and lost.was_killed
     await wait_until(lambda: starter._process is not None and starter._process is not first)
     with pytest.raises(StartFailedError, match="/nowhere"):
-        await starter.begin(StartOrder(Launch("a", "/nowhere"), 9.0)).ready
+        await starter.order_start(StartOrder(Launch("a", "/nowhere"), 9.0)).ready
     await starter.close()
     assert first.wait() == -signal.SIGKILL
 
@@ -117,7 +117,7 @@ async def test_close_removes_what_the_killed_left(tmp_path: Path, monkeypatch: p
     directory = tmp_path / "server-killed"
     directory.mkdir()
     (directory / "lock").write_text("1")
-    await Starter(tmp_path, Cache(tmp_path / "cache"), offline=True).close()
+    await ServerStarter(tmp_path, Cache(tmp_path / "cache"), offline=True).close()
     assert not directory.exists()
 
 

@@ -10,7 +10,7 @@ from support.fake_upstream import TWO, Stage, staged, wait_until
 from coldstart.host import configuration
 from coldstart.host.live import driver, templates
 from coldstart.host.live.driver import PrewarmSchedule
-from coldstart.host.live.servers import Ready
+from coldstart.host.live.servers import ReadyServer
 
 
 def _kept(stage: Stage) -> int:
@@ -46,7 +46,9 @@ async def test_first_start_waits_for_the_runtime_template_and_its_memory_is_book
 def test_wait_for_the_template_is_the_first_span_of_a_start() -> None:
     load = {"name": "load", "track": "worker", "start_s": 1.0, "end_s": 3.0}
     document = (
-        Ready("fresh", 7, {"phases": {"load": 2.0}, "spans": [load], "attempts": 1}).add_wait(30.0).document
+        ReadyServer("fresh", 7, {"phases": {"load": 2.0}, "spans": [load], "attempts": 1})
+        .add_template_wait(30.0)
+        .document
     )
     wait = {"name": "wait for the template", "track": "host", "start_s": 0.0, "end_s": 30.0}
     assert document["spans"] == [wait, {**load, "start_s": 31.0, "end_s": 33.0}]
@@ -118,7 +120,7 @@ class Clock:
     def tick(self, now: float) -> list[str]:
         """Check the schedule at a time; return what it orders then."""
         self.now, self.said[:] = now, []
-        self.schedule.check()
+        self.schedule.start_due_models()
         return list(self.said)
 
 
@@ -146,7 +148,7 @@ async def test_schedule_wakes_up_by_itself(tmp_path: Path) -> None:
         moment = next(iter(stage.driver.schedule._next.values()))
         stage.driver.schedule._now = lambda: moment
         assert not stage.servers.begun
-        stage.driver.schedule.check()
+        stage.driver.schedule.start_due_models()
         await wait_until(lambda: stage.model("a")["state"] == "ready")
         assert stage.model("a")["requests"] == 0
 
@@ -166,7 +168,7 @@ async def test_missed_prewarming_is_counted(tmp_path: Path) -> None:
         stage.servers.failing["a"] = "no weights"
         moment = next(iter(stage.driver.schedule._next.values()))
         stage.driver.schedule._now = lambda: moment + driver.LATE_S
-        stage.driver.schedule.check()
+        stage.driver.schedule.start_due_models()
         assert not stage.servers.begun
         stage.driver._prewarm("a")
         await wait_until(lambda: stage.model("a")["state"] == "failed")

@@ -27,7 +27,7 @@ class AdmissionRefusedError(Exception):
     """The request is rejected with an HTTP status and a reason.
 
     If `retry_after_s` is set, a retry may succeed after that many seconds. The client receives `reason` and `hint`. The log
-    also contains `detail`.
+    also contains `log_detail`.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class AdmissionRefusedError(Exception):
     ) -> None:
         super().__init__(reason)
         self.status, self.reason, self.retry_after_s = status, reason, retry_after_s
-        self.detail, self.hint = detail, hint
+        self.log_detail, self.hint = detail, hint
 
 
 def build_unknown_model_error(asked: str | None) -> AdmissionRefusedError:
@@ -54,25 +54,25 @@ def build_unknown_model_error(asked: str | None) -> AdmissionRefusedError:
 class Ticket:
     """Admission ticket of a request, from its arrival to its end.
 
-    The future `granted` resolves to the server for the request, or raises AdmissionRefusedError. `hit` is True if the
-    request did not wait. `stream` is the state of a response that can continue on another server, and `response` is the
-    current response. `tries` is the number of earlier admissions. `evicted` are the models that were evicted for the
-    request. `request_id` is the request's ID at its server.
+    `ticket_id` identifies the request in the core and the log, and `request_id` at its server. The future `granted` resolves
+    to the server for the request, or raises AdmissionRefusedError. `is_hit` is True if the request did not wait.
+    `continuation` is the state of a response that can continue on another server, and `response` is the current response.
+    `earlier_tries` is the number of earlier admissions. `evicted_models` were evicted for the request.
     """
 
-    number: str
-    route: Destination
-    arrived: float
+    ticket_id: str
+    destination: Destination
+    arrived_at: float
     granted: asyncio.Future[Replica]
-    hit: bool = False
-    dispatched: float | None = None
-    stream: Continuation | None = None
+    is_hit: bool = False
+    dispatched_at: float | None = None
+    continuation: Continuation | None = None
     response: UpstreamResponse | None = None
-    tries: int = 0
-    evicted: list[str] = field(default_factory=list)
+    earlier_tries: int = 0
+    evicted_models: list[str] = field(default_factory=list)
     request_id: str = ""
 
-    def refuse(self, refused: AdmissionRefusedError) -> None:
+    def reject(self, refused: AdmissionRefusedError) -> None:
         """Make `granted` raise this error, unless a server has already been granted."""
         if not self.granted.done():
             self.granted.set_exception(refused)
@@ -88,22 +88,22 @@ class Ticket:
     @property
     def queued_s(self) -> float | None:
         """Return the seconds from the request's arrival until it was forwarded, or None if it was not forwarded."""
-        return None if self.dispatched is None else self.dispatched - self.arrived
+        return None if self.dispatched_at is None else self.dispatched_at - self.arrived_at
 
 
 T = TypeVar("T", bound=Ticket)
 
 
-class Front(ABC, Generic[T]):
+class RequestRouter(ABC, Generic[T]):
     """Interface between the HTTP application and the core. It admits requests, and selects the server for each request.
 
-    `stopping` is the reason for rejections once the gateway is stopping. If `resumes` is set, a stream whose server exited
-    continues on another server.
+    `stopping_reason` is the reason for rejections once the gateway is stopping. If `resumes_streams` is set, a stream whose
+    server exited continues on another server.
     """
 
     metrics: Metrics
-    resumes: bool
-    stopping: str
+    resumes_streams: bool
+    stopping_reason: str
 
     def __init__(self, catalogue: Catalogue, log: Log, clock: Callable[[], float]) -> None:
         self.catalogue, self.log, self.clock = catalogue, log, clock
@@ -112,36 +112,38 @@ class Front(ABC, Generic[T]):
         self._number = 0
         self._timer: asyncio.TimerHandle | None = None
 
-    def enter(self, asked: str | None, *, counted: bool = True) -> T:
-        """Admit a request for the model name `asked`. `counted` is False if an operator loads the model without a request.
+    def admit_request(self, asked: str | None, *, is_client_request: bool = True) -> T:
+        """Admit a request for the model name `asked`.
+
+        `is_client_request` is False if an operator starts the model without a request.
 
         Raises:
             AdmissionRefusedError: The model is unknown or the gateway is stopping. `granted` raises later rejections.
         """
         if self.facts.stopping:
-            raise AdmissionRefusedError(503, self.stopping, 5.0)
+            raise AdmissionRefusedError(503, self.stopping_reason, 5.0)
         route = self.catalogue.find_destination(asked)
         if route is None:
             raise build_unknown_model_error(asked)
-        return self._admit(route, counted=counted)
+        return self._admit(route, is_client_request=is_client_request)
 
     @abstractmethod
-    def _admit(self, route: Destination, *, counted: bool) -> T:
+    def _admit(self, route: Destination, *, is_client_request: bool) -> T:
         """Admit a request, and report its arrival to the core."""
 
     @abstractmethod
-    def leave(self, ticket: Ticket) -> None:
+    def end_request(self, ticket: Ticket) -> None:
         """Report to the core that a request has ended, whether it succeeded or not."""
 
     @abstractmethod
-    async def readmit(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
+    async def readmit_request(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
         """Admit a request again after its server failed. Return its new ticket, or None if no other server can handle it.
 
         Another server can handle the request if its response has not begun, or if its stream can continue there.
         """
 
     @abstractmethod
-    def progress(self, model: str) -> Progress:
+    def get_start_progress(self, model: str) -> Progress:
         """Return the start progress of the model, which is sent to waiting clients."""
 
     @abstractmethod
@@ -156,25 +158,25 @@ class Front(ABC, Generic[T]):
         self._number += 1
         future: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
         ticket = kind(str(self._number), route, self.clock(), future, **members)
-        self._tickets[ticket.number] = ticket
+        self._tickets[ticket.ticket_id] = ticket
         return ticket
 
-    def _note_arrival(self, ticket: T, counted: bool) -> None:
-        ticket.hit = ticket.granted.done() and ticket.granted.exception() is None
-        if not counted:
+    def _note_arrival(self, ticket: T, is_client_request: bool) -> None:
+        ticket.is_hit = ticket.granted.done() and ticket.granted.exception() is None
+        if not is_client_request:
             return
-        facts = self.facts.get_model(ticket.route.model)
+        facts = self.facts.get_model(ticket.destination.model)
         facts.requests += 1
-        facts.hits += ticket.hit
+        facts.hits += ticket.is_hit
 
     def _refuse(self, number: str, refused: AdmissionRefusedError) -> None:
         ticket = self._tickets.get(number)
         if ticket is not None and not ticket.granted.done():
             del self._tickets[number]
-            ticket.refuse(refused)
+            ticket.reject(refused)
 
     def _grant(self, ticket: T, replica: Replica) -> None:
-        ticket.dispatched = self.clock()
+        ticket.dispatched_at = self.clock()
         ticket.granted.set_result(replica)
 
     def _set_timer(self, due: float) -> None:
