@@ -29,7 +29,7 @@ def start(
 
     common.require_network(weights_from or "")
     with common.out.show_phase("look up the model"):
-        request = ask.resolve(
+        request = ask.resolve_request(
             model,
             common.vllm_args,
             weights_from=weights_from,
@@ -41,7 +41,7 @@ def start(
         common.out.warn(note)
     common.require_network(request.source)
     with common.out.show_phase("fetch the weights"):
-        stats = ask.fetch_all(request)
+        stats = ask.fetch_all_files(request)
     ready, total = format_bytes(stats["ready_bytes"]), format_bytes(stats["wanted_bytes"])
     common.out.print_result({"model": request.model, **stats}, f"{request.model}: {ready} of {total} ready")
     common.out.print_success("Fetched weights", then="coldstart prefetch status")

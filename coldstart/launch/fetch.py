@@ -104,10 +104,10 @@ def choose_weights_source(
         own = [*_format(given), *_untie_head(model.config, _list_tensors(plan), given)]
     request, identity, fallbacks = None, "", list[Fallback]()
     if source is not None and plan is not None:
-        request = WeightsRequest(source, weights.keep(plan, lookup.cache.weights / "plans"), pace)
-        identity = weights.digest(plan)
+        request = WeightsRequest(source, weights.save_plan(plan, lookup.cache.weights / "plans"), pace)
+        identity = weights.compute_digest(plan)
     elif lookup.bundle is not None and model.path is not None:
-        identity = weights.identity(model.path, lookup.cache.weights)
+        identity = weights.read_or_compute_digest(model.path, lookup.cache.weights)
     if source == PRELOADED:
         fallbacks, own = _take_preloaded(lookup, model, own)
     elif source is not None and donor is None:
@@ -127,7 +127,7 @@ def _take_preloaded(lookup: Lookup, model: ResolvedModel, own: list[str]) -> tup
     if limit is None and (lookup.bundle is None or model.path is None):
         limit = "no bundle records the digest of the weights", lookup.format_materialize()
     if limit is None and model.path is not None:
-        digest = weights.identity(model.path, lookup.cache.weights)
+        digest = weights.read_or_compute_digest(model.path, lookup.cache.weights)
         place = paths.runtime_dir() / f"preload-{digest.removeprefix('sha256:')[:16]}"
         if any(place.glob("*.sock")):
             return [], gpu_starts.build_preload_arguments(place)
@@ -199,7 +199,7 @@ def _page_in(model: Path, config: Mapping[str, Any], given: Arguments) -> PageIn
         return None
     from coldstart.weights.load.tensor_sources import PageIn
 
-    plan = weights.headers(by_name.values())
+    plan = weights.read_headers(by_name.values())
     try:
         every = checkpoint.list_tensors(plan)
     except checkpoint.UnreadableWeightsError:
@@ -223,7 +223,7 @@ def _list_node_tensors(plan: Mapping[str, Any], config: Mapping[str, Any], given
     from coldstart.weights.load import stage
 
     try:
-        ranks = stage.local_ranks(size, tensor, nodes, node)
-        return stage.select_names(names, config, ranks, size, os.environ.get(stage.PARTITION_ENV))
+        ranks = stage.list_local_ranks(size, tensor, nodes, node)
+        return stage.select_tensor_names(names, config, ranks, size, os.environ.get(stage.PARTITION_ENV))
     except (ValueError, LookupError, ArithmeticError):
         return names  # vLLM rejects invalid ranks and partitions itself

@@ -167,10 +167,10 @@ class Assembly:
         """Hash the weights into a weights plan, write it as a section, and store its digest in `modelinfo`."""
         assert self.model.path is not None  # ensure_weights has set it
         with self._stage("hash the weights"):
-            plan = weights.plan(self.model.path, self.records)
+            plan = weights.build_plan(self.model.path, self.records)
         self._write("weights", plan)
         info = self._read("modelinfo")
-        info["weights"] = weights.digest(plan)
+        info["weights"] = weights.compute_digest(plan)
         self._write("modelinfo", info)
 
     def prove(self) -> None:

@@ -202,9 +202,9 @@ def explain_other_weights(bundle: Bundle, lookup: Lookup) -> list[Finding]:
         known = checkpoint.parse(cast("dict[str, Any]", bundle.read_json("weights"))).document()
     except checkpoint.InvalidWeightsPlanError:
         return []  # unusable, but reported by `serve --weights-from`
-    if weights.identity(directory, weights_cache) == weights.digest(known):
+    if weights.read_or_compute_digest(directory, weights_cache) == weights.compute_digest(known):
         return []
-    if not (differing := weights.find_difference(known, weights.plan(directory, weights_cache))):
+    if not (differing := weights.find_difference(known, weights.build_plan(directory, weights_cache))):
         return []
     return [
         Finding(

@@ -69,7 +69,7 @@ def build_worker_report() -> dict[str, Any]:
     from coldstart.weights.load import ladder
 
     loaded, found = (
-        ladder.describe_last(),
+        ladder.describe_last_load(),
         [*fallbacks, *(one for source in fallback_sources for one in source())],
     )
     return {

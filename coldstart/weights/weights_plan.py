@@ -32,12 +32,12 @@ CHUNK = 16 << 20
 _FILES = 4
 
 
-def plan(directory: Path, records: Path | None = None) -> dict[str, Any]:
+def build_plan(directory: Path, records: Path | None = None) -> dict[str, Any]:
     """Return the plan of a model directory: {"chunk": bytes, "files": [{name, size, chunks, tensors}]}.
 
     A tensor is {name, dtype, shape, offset, size, digest}, with offset and size in bytes. A file that is not in
     safetensors format has chunks but no tensors. If the directory `records` is given, the digest of the plan is recorded
-    there for `identity`.
+    there for `read_or_compute_digest`.
 
     Raises:
         OSError: A file cannot be read, or the record cannot be written.
@@ -53,11 +53,11 @@ def plan(directory: Path, records: Path | None = None) -> dict[str, Any]:
     if records is not None and stamp == _stamp(directory):  # otherwise, a file changed while it was read
         records.mkdir(parents=True, exist_ok=True)
         with open_replacement(_record(directory, records), durable=False) as file:
-            file.write(json.dumps({"stamp": stamp, "digest": digest(made)}).encode())
+            file.write(json.dumps({"stamp": stamp, "digest": compute_digest(made)}).encode())
     return made
 
 
-def digest(weights_plan: Mapping[str, Any]) -> str:
+def compute_digest(weights_plan: Mapping[str, Any]) -> str:
     """Return the SHA-256 digest of the plan. Plans of files with equal names and bytes have equal digests."""
     text = json.dumps(weights_plan, sort_keys=True, separators=(",", ":"))
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
@@ -77,17 +77,17 @@ def _contents(weights_plan: Mapping[str, Any]) -> set[tuple[str, str]]:
     return tensors | {(file["name"], " ".join(file["chunks"])) for file in files if not file["tensors"]}
 
 
-def keep(weights_plan: Mapping[str, Any], place: Path) -> Path:
+def save_plan(weights_plan: Mapping[str, Any], place: Path) -> Path:
     """Write the plan below `place` if it is missing there, but not in a dry run. Return its path. Raises OSError."""
-    path = place / f"{digest(weights_plan).removeprefix('sha256:')}.json"
+    path = place / f"{compute_digest(weights_plan).removeprefix('sha256:')}.json"
     if not path.exists() and not is_dry_run():
         place.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps(weights_plan).encode())
     return path
 
 
-def identity(directory: Path, records: Path) -> str:
-    """Return `digest(plan(directory))`. Compute it only if the size, time or inode of a file or the index has changed.
+def read_or_compute_digest(directory: Path, records: Path) -> str:
+    """Return the digest of a directory's plan. Compute it only if the size, time or inode of a file or the index has changed.
 
     A dry run computes nothing, and returns "" for a digest that is not known.
 
@@ -99,7 +99,7 @@ def identity(directory: Path, records: Path) -> str:
         known = canonical.read_json(_record(directory, records))
         if known["stamp"] == _stamp(directory):
             return str(known["digest"])
-    return "" if is_dry_run() else digest(plan(directory, records))
+    return "" if is_dry_run() else compute_digest(build_plan(directory, records))
 
 
 def _record(directory: Path, records: Path) -> Path:
@@ -135,8 +135,11 @@ def _file(path: Path, index: Mapping[str, str]) -> CheckpointFile:
     return replace(bare, chunks=tuple(chunks), tensors=tuple(named))
 
 
-def headers(paths: Iterable[Path]) -> dict[str, Any]:
-    """Return a plan without digests, from the headers of safetensors files in one directory. Raises the errors of `plan`."""
+def read_headers(paths: Iterable[Path]) -> dict[str, Any]:
+    """Return a plan without digests, from the headers of safetensors files in one directory.
+
+    Raises the errors of `build_plan`.
+    """
     files = list(paths)
     index = checkpoint_files.read_index(files[0].parent) if files else {}
     listed = (CheckpointFile(p.name, p.stat().st_size, tuple(_checked(p, index))) for p in files)

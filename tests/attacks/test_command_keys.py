@@ -20,7 +20,7 @@ from tools.raw_server import Asked, RawServer, answer, answering, dribble, flood
 from coldstart.contract.environment import PREFETCH_TOKEN
 from coldstart.errors import CommandFailedError, UsageError
 from coldstart.weights.prefetch import client, fetcher, http_source
-from coldstart.weights.prefetch.sources import SourceUnusableError, redact
+from coldstart.weights.prefetch.sources import SourceUnusableError, redact_address
 
 KEY = "typed-admin-key-0123456789"
 STATUS = [
@@ -278,7 +278,7 @@ def test_source_refuses_session_token_without_tls() -> None:
 def test_status_shows_presigned_address_without_its_signature(tmp_path: Path) -> None:
     plan = checkpoint(tmp_path / "w")
     query = "?X-Amz-Signature=s3cret&X-Amz-Credential=AKIA"
-    assert redact(f"https://me:s3cret@b.example/m{query}#s3cret") == "https://b.example/m"
+    assert redact_address(f"https://me:s3cret@b.example/m{query}#s3cret") == "https://b.example/m"
     with (
         answering(lambda c, _: answer(c, 403)) as server,
         run_server(tmp_path / "w") as good,
@@ -288,9 +288,9 @@ def test_status_shows_presigned_address_without_its_signature(tmp_path: Path) ->
             with client.attach(url + query, plan, directory=runtime) as attached:
                 if url == server.url:
                     with pytest.raises(client.PrefetchFailedError) as failed:
-                        attached.complete()
+                        attached.wait_for_tensors()
                     assert "s3cret" not in str(failed.value) and "403" in str(failed.value)
                 else:
-                    attached.complete()
+                    attached.wait_for_tensors()
                 status = json.dumps(client.request("status", directory=runtime))
                 assert "s3cret" not in status and "AKIA" not in status and url in status

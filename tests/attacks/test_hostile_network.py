@@ -336,7 +336,7 @@ def test_fetch_fails_when_source_is_too_slow(tmp_path: Path) -> None:
     ):
         began = time.monotonic()
         with pytest.raises(client.PrefetchFailedError, match="bytes"):
-            attached.complete()
+            attached.wait_for_tensors()
         assert time.monotonic() - began < 30
 
 
@@ -356,5 +356,5 @@ def test_fetch_fails_when_each_connection_sends_one_byte(tmp_path: Path) -> None
         client.attach(slow.url, plan, directory=runtime) as attached,
         pytest.raises(client.PrefetchFailedError, match="arrives too slowly"),
     ):
-        attached.complete()
+        attached.wait_for_tensors()
     shutil.rmtree(tmp_path / "r")

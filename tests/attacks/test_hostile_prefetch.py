@@ -53,15 +53,15 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def bystander(server: RangeServer, plan: dict[str, Any], directory: Path, runtime: Path) -> Iterator[int]:
     """Yield the prefetcher's pid; another client is served before and after the attack."""
     with client.attach(server.url, plan, names=["t0"], directory=runtime) as attached:
-        attached.complete(["t0"])
+        attached.wait_for_tensors(["t0"])
         pid = int(_status(runtime)["pid"])
         before = len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208
         yield pid
         (entry,) = [tensor for tensor in plan["files"][0]["tensors"] if tensor["name"] == "t1"]
         data = (directory / FILE).read_bytes()[entry["offset"] :][: entry["size"]]
         with client.attach(server.url, plan, names=["t1"], directory=runtime) as other:
-            other.complete(["t1"])
-            assert other.file(FILE)[entry["offset"] :][: entry["size"]] == data
+            other.wait_for_tensors(["t1"])
+            assert other.map_file(FILE)[entry["offset"] :][: entry["size"]] == data
         assert _status(runtime)["pid"] == pid
         # The prefetcher drops a closed connection only after it has read what its client sent.
         wait_until(lambda: _status(runtime)["clients"] == 2)
@@ -75,7 +75,7 @@ def _status(runtime: Path) -> dict[str, Any]:
 
 def _raw(runtime: Path) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
-    (path,) = client.list_sockets(runtime)
+    (path,) = client.list_prefetcher_sockets(runtime)
     connection.connect(str(path))
     connection.settimeout(10)
     return connection
@@ -214,9 +214,9 @@ def test_unwanted_ranges_are_refused(server: RangeServer, plan: dict[str, Any], 
     with client.attach(server.url, plan, names=["t2"], directory=runtime) as attached:
         for offset, size in ((-8, 16), (0, 8), (10_000, 1 << 40), (0, -5)):
             with pytest.raises(client.PrefetchRefusedError):
-                attached.wait(FILE, offset, size)
+                attached.wait_for_bytes(FILE, offset, size)
         with pytest.raises(KeyError):
-            attached.file("../secret")
+            attached.map_file("../secret")
 
 
 @pytest.mark.usefixtures("bystander")
@@ -237,6 +237,6 @@ def test_memory_of_others_is_read_only(server: RangeServer, plan: dict[str, Any]
     os.close(descriptor)
     connection.close()
     with client.attach(server.url, plan, names=["t0"], directory=runtime) as attached:
-        attached.file(FILE)[0:4] = b"mine"
+        attached.map_file(FILE)[0:4] = b"mine"
         with client.attach(server.url, plan, names=["t0"], directory=runtime) as other:
-            assert other.file(FILE)[0:4] != b"mine"
+            assert other.map_file(FILE)[0:4] != b"mine"

@@ -115,8 +115,10 @@ def test_untrusted_weights_are_named_unverified(local: bool, store: Store, model
         wanted = keys.compose(resolution.resolve(model), Arguments())
         publish_sections(store, wanted, weights=plan)
     with pytest.raises(NoBundleError):
-        ask.resolve(model, cache=Cache.at(), weights_from="http://127.0.0.1:1/w")
-    asked = ask.resolve(model, cache=Cache.at(), weights_from="http://127.0.0.1:1/w", accepts=accept_any)
+        ask.resolve_request(model, cache=Cache.at(), weights_from="http://127.0.0.1:1/w")
+    asked = ask.resolve_request(
+        model, cache=Cache.at(), weights_from="http://127.0.0.1:1/w", accepts=accept_any
+    )
     assert asked.plan == plan and any("unverified" in note for note in asked.notes)
 
 

@@ -55,7 +55,7 @@ def model(home: Path, run: Run) -> Path:
         signer=sign.load_host_key(paths.state_dir()),
         kv=KV,
         modelinfo={"vllm_modelinfos": {"llama.json": "{}"}},
-        weights=weights_plan.plan(model),
+        weights=weights_plan.build_plan(model),
         compile=write_tree(home / "code", CODE),
     )
     shutil.rmtree(paths.state_dir() / "verdicts", ignore_errors=True)

@@ -67,12 +67,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkpoint]
         {name: torch.randint(255, (size,), dtype=torch.uint8) for name, size in sizes.items()},
         weights / "model.safetensors",
     )
-    plan = weights_plan.plan(weights)
+    plan = weights_plan.build_plan(weights)
     (directory / "plan.json").write_text(json.dumps(plan))
     (directory / "config.json").write_text(json.dumps(CONFIG))
     names = [tensor.name for tensor in list_tensors(plan)]
     first, second = (
-        sum(sizes[name] for name in stage.select_names(names, CONFIG, [rank], 2)) for rank in (0, 1)
+        sum(sizes[name] for name in stage.select_tensor_names(names, CONFIG, [rank], 2)) for rank in (0, 1)
     )
     with run_server(weights) as source:
         yield Checkpoint(directory, source, sum(sizes.values()), (first, second))

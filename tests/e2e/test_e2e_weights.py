@@ -81,10 +81,10 @@ def test_weights_from_http_answer_vllms_tokens(
 
 @pytest.mark.nightly  # test_e2e_fleet_fetch.py shows the fetches of two ranks
 def test_two_nodes_fetch_their_own_layers(machine: Machine, bare: Path, model: Path) -> None:
-    plan = weights.plan(model)
+    plan = weights.build_plan(model)
     names = [tensor.name for tensor in checkpoint.list_tensors(plan)]
     config = json.loads((model / "config.json").read_text())
-    own = [_bytes(plan, stage.select_names(names, config, [rank], 2)) for rank in (0, 1)]
+    own = [_bytes(plan, stage.select_tensor_names(names, config, [rank], 2)) for rank in (0, 1)]
     with run_server(model) as first, run_server(model) as second:
         pipelined = _two_nodes(machine, bare, first, second)
         assert pipelined["loads"] == [pytest.approx(size, rel=0.02) for size in own]

@@ -128,7 +128,7 @@ def _fetch(message: Mapping[str, Any], words: list[str]) -> None:
         fetch.start_early(plan, config),
         client.attach(asked.source, asked.read(), names=names, pace=pace) as attached,
     ):
-        attached.complete(names)
+        attached.wait_for_tensors(names)
 
 
 if __name__ == "__main__":

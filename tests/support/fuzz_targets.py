@@ -66,10 +66,10 @@ def read_safetensors(data: bytes) -> None:
         path = Path(directory, "model.safetensors")
         path.write_bytes(data)
         try:
-            plan = weights_plan.headers([path])
+            plan = weights_plan.read_headers([path])
         except UsageError:
             return
-    weights_plan.digest(plan)
+    weights_plan.compute_digest(plan)
     checkpoint.parse(plan)
 
 

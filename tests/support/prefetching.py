@@ -16,7 +16,7 @@ import pytest
 
 from coldstart.weights import weights_plan as engine_weights
 from coldstart.weights.prefetch import client
-from coldstart.weights.prefetch.client import Attached
+from coldstart.weights.prefetch.client import WeightsLease
 
 CHUNK = 64 << 10
 FILE = "model.safetensors"
@@ -35,7 +35,7 @@ class Weights:
         """Read a directory; the plan has chunks of `chunk` bytes."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(engine_weights, "CHUNK", chunk)
-            plan = engine_weights.plan(directory)
+            plan = engine_weights.build_plan(directory)
         return cls(directory, plan, {path.name: path.read_bytes() for path in sorted(directory.iterdir())})
 
     def tensor(self, name: str) -> tuple[str, int, int]:
@@ -62,19 +62,19 @@ def write(path: Path, sizes: dict[str, int], seed: int = 1) -> None:
     path.write_bytes(struct.pack("<Q", len(text)) + text + random.Random(f"{path.name}{seed}").randbytes(at))
 
 
-def check_whole(attached: Attached, weights: Weights) -> None:
+def check_whole(attached: WeightsLease, weights: Weights) -> None:
     """Wait for every file and compare all of it."""
     for name, data in weights.data.items():
-        attached.wait(name, 0, len(data))
-        assert attached.file(name) == data
+        attached.wait_for_bytes(name, 0, len(data))
+        assert attached.map_file(name) == data
 
 
-def check_tensors(attached: Attached, weights: Weights, names: list[str]) -> None:
+def check_tensors(attached: WeightsLease, weights: Weights, names: list[str]) -> None:
     """Wait for tensors, in this order, and compare them."""
     for name in names:
         file, offset, size = weights.tensor(name)
-        attached.wait(file, offset, size)
-        assert attached.file(file)[offset : offset + size] == weights.data[file][offset : offset + size]
+        attached.wait_for_bytes(file, offset, size)
+        assert attached.map_file(file)[offset : offset + size] == weights.data[file][offset : offset + size]
 
 
 def checkpoint(directory: Path, tensors: int = 8, size: int = CHUNK) -> dict[str, Any]:

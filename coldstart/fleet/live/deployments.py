@@ -169,6 +169,6 @@ def read_rank_sizes(found: Lookup) -> dict[int, tuple[int, ...]]:
     most = min(MOST_RANKS, layers) if isinstance(layers, int) and layers > 0 else 1
 
     def rank(number: int, count: int) -> int:
-        return sum(size[name] for name in stage.select_names(list(size), config, [number], count))
+        return sum(size[name] for name in stage.select_tensor_names(list(size), config, [number], count))
 
     return {n: tuple(rank(one, n) for one in range(n)) for n in range(1, most + 1)} if size else {}

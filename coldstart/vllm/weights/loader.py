@@ -126,7 +126,7 @@ class _RankTensors:
         self.plan = self.asked.read() if self.asked else None
         self.paths = _files(loader, model_config, optional=self.plan is not None)
         if self.plan is None:
-            self.plan = weights.headers((self.paths or {}).values())
+            self.plan = weights.read_headers((self.paths or {}).values())
         every = checkpoint.list_tensors(self.plan)
         if strange := next((tensor.dtype for tensor in every if tensor.dtype not in DTYPES), None):
             raise UnreadableWeightsError(f"the checkpoint has tensors of unknown type {strange}")
@@ -188,7 +188,7 @@ def _rank_names(names: list[str], model_config: ModelConfig) -> list[str]:
     if get_current_vllm_config().speculative_config is not None:
         return names  # a draft model may need the target's embeddings on any rank
     partition = os.environ.get(stage.PARTITION_ENV)
-    return stage.select_names(
+    return stage.select_tensor_names(
         names, model_config.hf_config.to_dict(), [group.rank_in_group], group.world_size, partition
     )
 

@@ -52,12 +52,12 @@ _last: list[LoadReport] = []
 
 
 def begin_report() -> LoadReport:
-    """Start a new report, which `describe_last` then returns."""
+    """Start a new report, which `describe_last_load` then returns."""
     _last[:] = [LoadReport()]
     return _last[0]
 
 
-def describe_last() -> dict[str, Any]:
+def describe_last_load() -> dict[str, Any]:
     """Return the latest report as JSON data, or {} if this process did not use the load format `coldstart`."""
     return _last[0].document() if _last else {}
 

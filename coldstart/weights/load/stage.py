@@ -39,7 +39,7 @@ LAYOUTS: Mapping[str, LayerPatterns] = {
 }
 
 
-def layers(count: int, rank: int, size: int, partition: str | None = None) -> range:
+def list_stage_layers(count: int, rank: int, size: int, partition: str | None = None) -> range:
     """Return the layers of pipeline rank `rank` of `size`, divided as in vLLM.
 
     Remaining layers are assigned to one rank each, backwards from the second-to-last rank.
@@ -65,7 +65,7 @@ def layers(count: int, rank: int, size: int, partition: str | None = None) -> ra
     return range(start, start + shares[rank])
 
 
-def select_names(
+def select_tensor_names(
     names: Collection[str],
     config: Mapping[str, Any],
     ranks: Sequence[int],
@@ -91,7 +91,7 @@ def select_names(
         return list(names)
     # If the checkpoint has no lm_head, vLLM ties the embeddings, so the last rank needs them too.
     tied = not any(name.startswith("lm_head.") for name in names)
-    own = [(rank, layers(count, rank, size, partition)) for rank in ranks]
+    own = [(rank, list_stage_layers(count, rank, size, partition)) for rank in ranks]
     return [name for name in names if any(_holds(layout, name, rank, size, held, tied) for rank, held in own)]
 
 
@@ -108,7 +108,7 @@ def _holds(layout: LayerPatterns, name: str, rank: int, size: int, held: range, 
     return rank == size - 1 or not name.startswith(layout.last)
 
 
-def local_ranks(size: int, tensor: int = 1, nodes: int = 1, node: int = 0) -> list[int]:
+def list_local_ranks(size: int, tensor: int = 1, nodes: int = 1, node: int = 0) -> list[int]:
     """Return the pipeline ranks that run on node `node` of `nodes`. vLLM assigns ranks to nodes in order.
 
     Args:

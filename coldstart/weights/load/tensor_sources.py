@@ -20,7 +20,7 @@ from coldstart.system.proc import own_process
 from coldstart.weights.checkpoint import Tensor
 
 if TYPE_CHECKING:
-    from coldstart.weights.prefetch.client import Attached
+    from coldstart.weights.prefetch.client import WeightsLease
 
 # Size of one page-in read: long enough to fill a disk's queue, short enough to get ahead of the first tensor.
 PIECE = 4 << 20
@@ -35,7 +35,7 @@ class SourceLostError(RuntimeError):
 class PrefetchSource:
     """Source that reads the shared memory that the prefetcher fills."""
 
-    def __init__(self, attached: Attached) -> None:
+    def __init__(self, attached: WeightsLease) -> None:
         self.attached = attached
         self._files: dict[str, memoryview] = {}
         self._addresses: dict[str, int] = {}
@@ -45,9 +45,9 @@ class PrefetchSource:
         from coldstart.weights.prefetch import PrefetchError
 
         try:
-            self.attached.wait(tensor.file, tensor.offset, tensor.size)
+            self.attached.wait_for_bytes(tensor.file, tensor.offset, tensor.size)
             if tensor.file not in self._files:
-                self._files[tensor.file] = self.attached.file(tensor.file)
+                self._files[tensor.file] = self.attached.map_file(tensor.file)
                 self._addresses[tensor.file] = own_process.get_buffer_address(self._files[tensor.file])
         except (PrefetchError, KeyError) as error:
             raise SourceLostError(str(error)) from error
@@ -59,7 +59,7 @@ class PrefetchSource:
         from coldstart.weights.prefetch import PrefetchError
 
         try:
-            return self.attached.stats()
+            return self.attached.query_stats()
         except PrefetchError:
             return {}
 

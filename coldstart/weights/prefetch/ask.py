@@ -23,7 +23,7 @@ from coldstart.weights.prefetch.sources import is_local
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PrefetchRequest:
     """Source and plan for `client.attach`, and the model's name."""
 
     model: str
@@ -32,7 +32,7 @@ class Wanted:
     notes: tuple[str, ...] = ()
 
 
-def resolve(
+def resolve_request(
     model: str,
     vllm_args: Sequence[str] = (),
     *,
@@ -40,7 +40,7 @@ def resolve(
     weights_from: str | None = None,
     offline: bool = False,
     accepts: TrustCheck | None = None,
-) -> Wanted:
+) -> PrefetchRequest:
     """Look up a model as `serve` does. Its source is `weights_from`, or else the model's directory, or else the hub.
 
     Raises:
@@ -50,7 +50,7 @@ def resolve(
     """
     lookup = resolver.resolve(model, vllm_args, cache=cache, offline=offline, accepts=accepts)
     source = weights_from or _own_source(lookup)
-    return Wanted(lookup.model.name, source, _plan(lookup.drop_weights(), source), lookup.notes)
+    return PrefetchRequest(lookup.model.name, source, _plan(lookup.drop_weights(), source), lookup.notes)
 
 
 def _own_source(lookup: Lookup) -> str:
@@ -76,15 +76,15 @@ def _plan(lookup: Lookup, source: str) -> Mapping[str, Any]:
     local = [Path(source)] if is_local(source) else []
     for directory in (*local, *filter(None, [lookup.model.path])):
         if weight_files(directory):
-            return weights.plan(directory)
+            return weights.build_plan(directory)
     raise inspection.build_miss_error(lookup)
 
 
-def fetch_all(wanted: Wanted) -> dict[str, Any]:
+def fetch_all_files(request: PrefetchRequest) -> dict[str, Any]:
     """Start a prefetcher if none runs, fetch all files, and return the lease's statistics. Raises CommandFailedError."""
     try:
-        with client.attach(wanted.source, wanted.plan) as attached:
-            attached.complete()
-            return attached.stats()
+        with client.attach(request.source, request.plan) as attached:
+            attached.wait_for_tensors()
+            return attached.query_stats()
     except client.PrefetchError as error:
         raise CommandFailedError(str(error), hint="run `coldstart prefetch status`") from error

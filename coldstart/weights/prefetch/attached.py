@@ -23,7 +23,7 @@ ANSWER_S = 30.0
 _FLAGS = mmap.MAP_PRIVATE | 0x4000  # MAP_NORESERVE; mmap defines it from Python 3.13
 
 
-class Attached:
+class WeightsLease:
     """Lease on the weights of one plan. It is a context manager, and may be used by one thread only."""
 
     def __init__(self, channel: Channel, layout: RegionLayout, wanted: Iterable[int], source: str) -> None:
@@ -33,9 +33,11 @@ class Attached:
         self._receive()
         channel.socket.settimeout(None)  # a source may be slow, so waiting for bytes has no time limit
         self._directory, self._views = Path(source), dict[str, memoryview]()
-        self._region = None if is_local(source) else memoryview(_map(channel.take_descriptor(), layout.total))
+        self._region = (
+            None if is_local(source) else memoryview(_map(channel.take_descriptor(), layout.total_bytes))
+        )
 
-    def file(self, name: str) -> memoryview:
+    def map_file(self, name: str) -> memoryview:
         """Return all bytes of a file as a writable private mapping.
 
         Raises:
@@ -46,14 +48,14 @@ class Attached:
         file = self._layout.files[name]
         if name not in self._views:
             if self._region is not None:
-                self._views[name] = self._region[file.base : file.base + file.size]
+                self._views[name] = self._region[file.region_offset : file.region_offset + file.size]
             elif file.size:
                 self._views[name] = memoryview(_map(files.open_descriptor(self._directory / name), file.size))
             else:
                 self._views[name] = memoryview(b"")
         return self._views[name]
 
-    def wait(self, file: str, offset: int, size: int) -> None:
+    def wait_for_bytes(self, file: str, offset: int, size: int) -> None:
         """Block until bytes [offset, offset + size) of `file` are fetched and verified.
 
         Raises:
@@ -62,19 +64,24 @@ class Attached:
             PrefetchRefusedError: This lease did not request all of the bytes.
         """
         end, fits = offset + size, 0 <= offset <= offset + size <= self._layout.files[file].size
-        if not fits or not self._wanted.issuperset(numbers := self._layout.cover(file, offset, size)):
+        if not fits or not self._wanted.issuperset(
+            numbers := self._layout.find_covering_checks(file, offset, size)
+        ):
             raise PrefetchRefusedError(f"this client did not request bytes {offset} to {end} of {file}")
         self._await(numbers)
 
-    def complete(self, names: Collection[str] | None = None) -> None:
-        """Block until all bytes of the tensors `names` (None: of all files) are available. Raises the errors of `wait`."""
-        numbers = self._layout.select(names)
+    def wait_for_tensors(self, names: Collection[str] | None = None) -> None:
+        """Block until all bytes of the tensors `names` (None: of all files) are available.
+
+        Raises the errors of `wait_for_bytes`.
+        """
+        numbers = self._layout.select_checks(names)
         if not self._wanted.issuperset(numbers):
             raise PrefetchRefusedError("this client did not request all of the tensors")
         for number in numbers:
             self._await((number,))
 
-    def stats(self) -> dict[str, Any]:
+    def query_stats(self) -> dict[str, Any]:
         """Return the prefetcher's entry in `coldstart prefetch status`.
 
         The counts are bytes of this model, summed over all clients. `began` and `ended` are times in seconds on
@@ -88,14 +95,14 @@ class Attached:
         self._views.clear()
         self._region = None
 
-    def __enter__(self) -> Attached:
+    def __enter__(self) -> WeightsLease:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def _await(self, numbers: Collection[int]) -> None:
-        """Block until the checks are ready. Raises the errors of `wait`."""
+        """Block until the checks are ready. Raises the errors of `wait_for_bytes`."""
         while not self._ready.issuperset(numbers):
             if failed := self._failed.keys() & set(numbers) - self._ready:
                 raise PrefetchFailedError(self._failed[min(failed)])

@@ -1,8 +1,8 @@
 """Client of the prefetcher: attach to weights, start a fetch early, and query the status.
 
-An open socket is the lease, and closes when the other process exits. Bytes of `Attached.file` are valid after `wait` has
-returned for them. The mapping is private, so no other process sees what is written to it, and it outlives the prefetcher.
-This module uses only the standard library.
+An open socket is the lease, and closes when the other process exits. The bytes that `WeightsLease.map_file` returns are
+valid after `wait_for_bytes` has returned for them. The mapping is private, so no other process sees what is written to it,
+and it outlives the prefetcher. This module uses only the standard library.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from coldstart.weights.prefetch import (
     PrefetchRefusedError,
     layout,
 )
-from coldstart.weights.prefetch.attached import ANSWER_S, Attached
-from coldstart.weights.prefetch.sources import name_weights, normalize
+from coldstart.weights.prefetch.attached import ANSWER_S, WeightsLease
+from coldstart.weights.prefetch.sources import compute_weights_key, normalize_address
 
 __all__ = [
-    "Attached",
     "PrefetchError",
     "PrefetchFailedError",
     "PrefetchLostError",
     "PrefetchRefusedError",
+    "WeightsLease",
     "attach",
-    "list_sockets",
+    "list_prefetcher_sockets",
     "request",
     "set_pace",
     "start_early",
@@ -64,7 +64,7 @@ def attach(
     names: Collection[str] | None = None,
     pace: PacedFetch | None = None,
     directory: Path | None = None,
-) -> Attached:
+) -> WeightsLease:
     """Acquire a lease on the weights of `plan`, request the tensors `names`, and return the lease.
 
     The prefetcher also reads and verifies the files of a local directory, but clients map the files themselves: the page
@@ -81,13 +81,13 @@ def attach(
         PrefetchRefusedError: The plan is invalid or exceeds the memory budget.
         PrefetchLostError: The prefetcher exited.
     """
-    plan_layout = layout.read(plan)
-    wanted, began = plan_layout.select(names), monotonic()
+    plan_layout = layout.build_layout(plan)
+    wanted, began = plan_layout.select_checks(names), monotonic()
 
-    def ask() -> Attached:
+    def ask() -> WeightsLease:
         channel = _ask(source, plan, names, directory, pace)
         try:
-            return Attached(channel, plan_layout, wanted, normalize(source))
+            return WeightsLease(channel, plan_layout, wanted, normalize_address(source))
         except BaseException:
             channel.close()
             raise
@@ -143,7 +143,7 @@ def request(operation: str, *, directory: Path | None = None, **more: Any) -> li
     exited.
     """
     answers = list[dict[str, Any]]()
-    for path in list_sockets(directory):
+    for path in list_prefetcher_sockets(directory):
         with suppress(peers.PeerError, OSError), Channel(peers.connect(path)) as channel:
             channel.socket.settimeout(ANSWER_S)
             channel.send({"op": operation, **more})
@@ -155,7 +155,7 @@ def request(operation: str, *, directory: Path | None = None, **more: Any) -> li
     return answers
 
 
-def list_sockets(directory: Path | None = None) -> list[Path]:
+def list_prefetcher_sockets(directory: Path | None = None) -> list[Path]:
     """Return the socket paths of all prefetchers of this user."""
     return sorted((directory or paths.runtime_dir()).glob("prefetch-*.socket"))
 
@@ -169,7 +169,7 @@ def _place(source: str, plan: Mapping[str, Any], directory: Path | None) -> Path
     try:
         return (
             directory or paths.runtime_dir()
-        ) / f"prefetch-{name_weights(normalize(source), _encode(plan))}.socket"
+        ) / f"prefetch-{compute_weights_key(normalize_address(source), _encode(plan))}.socket"
     except (ColdstartError, OSError) as error:
         raise PrefetchError(f"cannot find a directory for the prefetcher's socket: {error}") from error
 
@@ -186,7 +186,7 @@ def _ask(
     environment = {key: value for key, value in os.environ.items() if key.startswith(_HANDED_ON)}
     message = {
         "op": "attach",
-        "source": normalize(source),
+        "source": normalize_address(source),
         "environment": environment,
         "pace": None if pace is None else asdict(pace),
         "early": early,

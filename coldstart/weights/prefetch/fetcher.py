@@ -20,10 +20,10 @@ from typing import Any
 import msgspec
 
 from coldstart.weights.prefetch import PrefetchRefusedError, layout
-from coldstart.weights.prefetch.http_source import open_http
+from coldstart.weights.prefetch.http_source import open_http_source
 from coldstart.weights.prefetch.layout import Check, SharedRegion
 from coldstart.weights.prefetch.paces import FetchPace
-from coldstart.weights.prefetch.schedule import Board, CheckState, Lease
+from coldstart.weights.prefetch.schedule import CheckState, FetchSchedule, Lease
 from coldstart.weights.prefetch.sources import (
     LocalSource,
     ObjectSource,
@@ -31,9 +31,9 @@ from coldstart.weights.prefetch.sources import (
     SourceTooSlowError,
     SourceUnavailableError,
     SourceUnusableError,
+    compute_weights_key,
     is_local,
-    name_weights,
-    redact,
+    redact_address,
 )
 
 MAX_WRONG = 3
@@ -62,7 +62,7 @@ def open_source(address: str, environment: Mapping[str, str]) -> RangeSource:
     """Open a source for one stream. `environment` contains the client's credentials. Raises SourceUnusableError."""
     if address.startswith("s3://"):
         return ObjectSource(address, environment)
-    return LocalSource(Path(address)) if is_local(address) else open_http(address, environment)
+    return LocalSource(Path(address)) if is_local(address) else open_http_source(address, environment)
 
 
 @dataclass(eq=False)
@@ -78,7 +78,7 @@ class _Job:
     def count(self, size: int) -> None:
         """Count `size` received bytes, and wait for the rate limit."""
         self.received += size
-        self.pace.take(size)
+        self.pace.consume_and_wait(size)
 
 
 class Fetcher:
@@ -105,18 +105,18 @@ class Fetcher:
             PrefetchRefusedError: The plan is invalid, or the kernel has no shared memory for it.
         """
         try:
-            self.layout = layout.read(msgspec.json.decode(plan, type=dict[str, Any]))
+            self.layout = layout.build_layout(msgspec.json.decode(plan, type=dict[str, Any]))
         except (msgspec.MsgspecError, RecursionError) as error:
             raise PrefetchRefusedError(f"the weights plan is malformed: {error}") from error
-        self.address, self.key, self.changed = address, name_weights(address, plan), changed
+        self.address, self.key, self.changed = address, compute_weights_key(address, plan), changed
         try:
-            self.region = None if is_local(address) else SharedRegion(self.layout.total)
+            self.region = None if is_local(address) else SharedRegion(self.layout.total_bytes)
         except OSError as error:
             raise PrefetchRefusedError(
-                f"cannot create shared memory of {self.layout.total} bytes: {error.strerror}"
+                f"cannot create shared memory of {self.layout.total_bytes} bytes: {error.strerror}"
             ) from error
         self.streams, self.budget, self._patience_s = streams, budget, patience_s
-        self.board, self.leases = Board(self.layout), dict[Lease, FetchPace]()
+        self.board, self.leases = FetchSchedule(self.layout), dict[Lease, FetchPace]()
         self._early, self._is_taken = set[Lease](), False
         self._environment: Mapping[str, str] = {}
         self._requests, self._wrong = 0, Counter[int]()
@@ -126,7 +126,7 @@ class Fetcher:
         self._fetched = self._refetched = 0
         self._expect_answer()
 
-    def lease(
+    def create_lease(
         self,
         names: Sequence[str] | None,
         pace: FetchPace,
@@ -143,9 +143,9 @@ class Fetcher:
         Raises:
             PrefetchRefusedError: The plan lacks a tensor, or all leases would need more than the memory budget.
         """
-        wanted = self.layout.select(names)
-        new = self.board.list_new(wanted)
-        needed = self.board.wanted_bytes + self.layout.size(new)
+        wanted = self.layout.select_checks(names)
+        new = self.board.list_unrequested(wanted)
+        needed = self.board.wanted_bytes + self.layout.count_bytes(new)
         if self.region is not None and new and needed > self.budget:
             raise PrefetchRefusedError(
                 f"the request needs {needed} bytes, but the prefetcher is limited to {self.budget} bytes "
@@ -154,9 +154,9 @@ class Fetcher:
         self._environment, self._requests = environment, self._requests + 1
         self._expect_answer()
         self._wrong -= Counter(dict.fromkeys(wanted, MAX_WRONG))
-        self.board.request(wanted)
+        self.board.request_checks(wanted)
         if self.region is not None and new:
-            self.region.allocate(self.layout.checks[number] for number in new)
+            self.region.start_allocation(self.layout.checks[number] for number in new)
         lease = Lease(wanted, background=background)
         self.leases[lease] = pace
         self._early |= {lease} if early else set()
@@ -168,14 +168,14 @@ class Fetcher:
         self.changed.notify_all()
         return lease
 
-    def release(self, lease: Lease) -> None:
+    def release_lease(self, lease: Lease) -> None:
         """End a lease. Its bytes remain in memory."""
         if (pace := self.leases.pop(lease, None)) is not None:
             pace.served |= not self.board.is_unfinished(lease)
         self._early.discard(lease)
         self.changed.notify_all()
 
-    def has_ended(self, pace: FetchPace) -> bool:
+    def has_fetch_ended(self, pace: FetchPace) -> bool:
         """Return whether a lease of this pace has received all requested bytes, and no lease of the pace waits for bytes."""
         waits = [self.board.is_unfinished(lease) for lease, own in self.leases.items() if own is pace]
         return not any(waits) and (bool(waits) or pace.served)
@@ -184,13 +184,13 @@ class Fetcher:
         """Return the source, byte counts, errors, and the times of the first and last byte (in seconds, CLOCK_MONOTONIC)."""
         seconds, wanted = (self._ended or 0.0) - (self._began or 0.0), self.board.wanted_bytes
         return {
-            "source": redact(self.address),
+            "source": redact_address(self.address),
             "key": self.key,
             "streams": self.streams,
             "leases": len(self.leases),
             "budget_bytes": self.budget,
             "total_bytes": sum(file.size for file in self.layout.files.values()),
-            "memory_bytes": 0 if self.region is None else max(wanted, self.region.allocated),
+            "memory_bytes": 0 if self.region is None else max(wanted, self.region.allocated_bytes),
             "bytes_per_s": round(self._fetched / seconds) if seconds > 0 else None,
             "wanted_bytes": wanted,
             "ready_bytes": self.board.ready_bytes,
@@ -201,7 +201,7 @@ class Fetcher:
             "errors": list(self._errors),
         }
 
-    def note(self, error: str) -> None:
+    def record_error(self, error: str) -> None:
         """Add an error to those that `document` returns, unless it repeats the previous error."""
         if not self._errors or self._errors[-1] != error:
             self._errors.append(error)
@@ -209,13 +209,13 @@ class Fetcher:
     def _end_early(self) -> None:
         for lease in [*self._early] if self._is_taken else ():
             if not self.board.is_unfinished(lease):
-                self.release(lease)
+                self.release_lease(lease)
 
     # Streams. These three are called without the lock.
 
     def _stream(self, pace: FetchPace) -> None:
         """Fetch until no lease of this pace waits for bytes."""
-        space = memoryview(bytearray(min(self.layout.chunk, self.layout.total)))
+        space = memoryview(bytearray(min(self.layout.chunk, self.layout.total_bytes)))
         source: RangeSource | None = None
         opened: Mapping[str, str] | None = None
         while (job := self._take(pace)) is not None:
@@ -242,12 +242,12 @@ class Fetcher:
             while any(own is pace and self.board.is_unfinished(one) for one, own in self.leases.items()):
                 delay_s = self._retry_at - monotonic()
                 run = (
-                    self.board.pick(self.leases, lambda one: self.leases[one] is pace)
+                    self.board.pick_run(self.leases, lambda one: self.leases[one] is pace)
                     if delay_s <= 0
                     else None
                 )
                 if run is not None:
-                    self.board.mark(run, CheckState.BUSY)
+                    self.board.set_state(run, CheckState.BUSY)
                     self._began = self._began or monotonic()
                     return _Job(run, pace, self._environment, self._requests)
                 self.changed.wait(delay_s if delay_s > 0 else None)
@@ -278,7 +278,7 @@ class Fetcher:
                 raise WrongBytesError(number, check)
         if self.region is not None:
             try:
-                self.region.write(file.base + start, data)
+                self.region.write(file.region_offset + start, data)
             except OSError as error:
                 raise NoMemoryError(
                     f"cannot allocate memory for {file.name} at byte {start}: {error.strerror}"
@@ -289,22 +289,24 @@ class Fetcher:
     def _settle(self, job: _Job, error: Exception | None) -> None:
         self._fetched += job.received
         if error is None:
-            self.board.mark(job.run, CheckState.READY)
+            self.board.set_state(job.run, CheckState.READY)
             self._ended = monotonic()
             self._expect_answer()
             return
-        self.board.mark(job.run, CheckState.IDLE)
+        self.board.set_state(job.run, CheckState.IDLE)
         self._refetched += job.received
         if job.request != self._requests:
             return  # a client has attached since, perhaps with other credentials
         if isinstance(error, SourceUnavailableError) and self._delay_retry():
-            self.note(str(error))
+            self.record_error(str(error))
         elif isinstance(error, WrongBytesError):
             self._wrong[error.number] += 1
             if self._wrong[error.number] < MAX_WRONG:
-                self.note(f"{error}; fetched again")
+                self.record_error(f"{error}; fetched again")
             else:
-                self._fail([error.number], f"{error}, after {MAX_WRONG} fetches from {redact(self.address)}")
+                self._fail(
+                    [error.number], f"{error}, after {MAX_WRONG} fetches from {redact_address(self.address)}"
+                )
         elif isinstance(error, NoMemoryError):
             self._fail(self.board.list_idle(), str(error))
         else:
@@ -313,11 +315,11 @@ class Fetcher:
                 numbers = self.board.list_idle()
             elif isinstance(error, SourceUnusableError | OSError):
                 numbers = self.board.list_idle(self.layout.checks[job.run.start].file.checks)
-            self._fail(numbers, f"{redact(self.address)}: {error}")
+            self._fail(numbers, f"{redact_address(self.address)}: {error}")
 
     def _fail(self, numbers: Iterable[int], reason: str) -> None:
-        self.note(reason)
-        self.board.mark(numbers, CheckState.FAILED, reason)
+        self.record_error(reason)
+        self.board.set_state(numbers, CheckState.FAILED, reason)
 
     def _expect_answer(self) -> None:
         """Forget an outage of the source, because it works again or has new credentials."""

@@ -18,14 +18,14 @@ from coldstart.weights.prefetch.sources import (
     SourceTooSlowError,
     SourceUnavailableError,
     SourceUnusableError,
-    redact,
+    redact_address,
 )
 
 _HUB = "https://huggingface.co"
 _PASSING = {408, 425, 429, 500, 502, 503, 504}
 
 
-def open_http(address: str, environment: Mapping[str, str]) -> HttpSource:
+def open_http_source(address: str, environment: Mapping[str, str]) -> HttpSource:
     """Open http(s)://... or hf://owner/name@revision with the credentials in `environment`. Raises SourceUnusableError."""
     if not address.startswith("hf://"):
         return HttpSource(address, headers(address, environment))
@@ -55,7 +55,7 @@ def headers(address: str, environment: Mapping[str, str]) -> dict[str, str]:
     if parts.username:
         if not safe:
             raise SourceUnusableError(
-                f"cannot send a password to {redact(address)} without TLS: use https://"
+                f"cannot send a password to {redact_address(address)} without TLS: use https://"
             )
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         return {"Authorization": "Basic " + base64.b64encode(pair.encode()).decode()}
@@ -85,19 +85,21 @@ class HttpSource:
         try:
             with self._ask(name, first, start, start + len(buffer)) as answer:
                 if wrong := _find_fault(answer.headers, size, start, start + len(buffer)):
-                    raise SourceUnusableError(f"{redact(answer.url)} {wrong}")
+                    raise SourceUnusableError(f"{redact_address(answer.url)} {wrong}")
                 while filled < len(buffer) and (got := answer.readinto(buffer[filled:])):
                     filled += got
                     count(got)
         except http_client.SlowServerError as error:
-            raise SourceTooSlowError(f"cannot fetch {redact(first)}: {error.message}") from error
+            raise SourceTooSlowError(f"cannot fetch {redact_address(first)}: {error.message}") from error
         except RemoteUnreachableError as error:
             if not filled:
-                raise SourceUnavailableError(f"cannot fetch {redact(first)}: {error.message}") from error
+                raise SourceUnavailableError(
+                    f"cannot fetch {redact_address(first)}: {error.message}"
+                ) from error
         except ForbiddenError as error:
             raise SourceUnusableError(error.message) from error
         if not filled:
-            raise SourceUnavailableError(f"cannot fetch {redact(first)}: the response is empty")
+            raise SourceUnavailableError(f"cannot fetch {redact_address(first)}: the response is empty")
         return filled
 
     def close(self) -> None:
@@ -115,14 +117,16 @@ class HttpSource:
         known, status = self._moved.pop(name, first), answer.status
         # A signed address expires: request a new one from its origin.
         if known != first or status in _PASSING:
-            raise SourceUnavailableError(f"{redact(first)} returned HTTP status {status}")
+            raise SourceUnavailableError(f"{redact_address(first)} returned HTTP status {status}")
         if status == 200:
             raise SourceUnusableError(
-                f"{redact(first)} does not serve byte ranges (it returned HTTP status 200 for a range request)"
+                f"{redact_address(first)} does not serve byte ranges (it returned HTTP status 200 for a range request)"
             )
         unsent = not self._headers and not parse_origin(first).can_receive_secrets and status in (401, 403)
         hint = f"; over plain HTTP no {PREFETCH_TOKEN} is sent" if unsent else ""
-        raise SourceUnusableError(f"{redact(first)} returned HTTP status {status} {answer.reason}{hint}")
+        raise SourceUnusableError(
+            f"{redact_address(first)} returned HTTP status {status} {answer.reason}{hint}"
+        )
 
 
 def _find_fault(given: Mapping[str, str], size: int, start: int, end: int) -> str:

@@ -28,11 +28,11 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 @dataclass(frozen=True, slots=True)
 class RegionFile:
-    """One file of `size` bytes: its offset `base` in the region, the numbers of its checks, and the names of its tensors."""
+    """One file of `size` bytes: its `region_offset`, the numbers of its checks, and the names of its tensors."""
 
     name: str
     size: int
-    base: int
+    region_offset: int
     checks: range
     tensors: frozenset[str]
 
@@ -50,15 +50,15 @@ class Check:
 
 @dataclass(frozen=True)
 class RegionLayout:
-    """Layout of a valid plan. `total` is the size in bytes of the region, and `tensors` has each tensor's check numbers."""
+    """Layout of a valid plan. `total_bytes` is the size of the region, and `tensors` has each tensor's check numbers."""
 
     chunk: int
     files: Mapping[str, RegionFile]
     checks: tuple[Check, ...]
     tensors: Mapping[str, range]
-    total: int
+    total_bytes: int
 
-    def select(self, names: Collection[str] | None) -> list[int]:
+    def select_checks(self, names: Collection[str] | None) -> list[int]:
         """Return the numbers of the checks of the tensors `names` (None: of all files), in order.
 
         A file whose tensors are all requested is included with its header. Raises PrefetchRefusedError if the plan lacks
@@ -74,7 +74,7 @@ class RegionLayout:
                 chosen.update(file.checks)
         return sorted(chosen)
 
-    def cover(self, file: str, offset: int, size: int) -> range:
+    def find_covering_checks(self, file: str, offset: int, size: int) -> range:
         """Return the numbers of the checks that contain any of the bytes [offset, offset + size) of a file."""
         numbers, end = self.files[file].checks, offset + size
         if size == 0:
@@ -82,7 +82,7 @@ class RegionLayout:
         first = bisect_right(self.checks, offset, numbers.start, numbers.stop, key=_start) - 1
         return range(first, bisect_left(self.checks, end, numbers.start, numbers.stop, key=_start))
 
-    def size(self, numbers: Iterable[int]) -> int:
+    def count_bytes(self, numbers: Iterable[int]) -> int:
         """Return the total size of these checks in bytes."""
         return sum(self.checks[number].end - self.checks[number].start for number in numbers)
 
@@ -91,8 +91,8 @@ def _start(check: Check) -> int:
     return check.start
 
 
-def read(document: Mapping[str, Any]) -> RegionLayout:
-    """Return the layout of a plan that `coldstart.weights.weights_plan.plan` built.
+def build_layout(document: Mapping[str, Any]) -> RegionLayout:
+    """Return the layout of a plan that `coldstart.weights.weights_plan.build_plan` built.
 
     Raises:
         PrefetchRefusedError: The plan is malformed, empty or without digests.
@@ -137,11 +137,11 @@ class SharedRegion:
         fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, _SEALS)
 
     @property
-    def allocated(self) -> int:
+    def allocated_bytes(self) -> int:
         """Return the number of allocated bytes."""
         return os.fstat(self._descriptor).st_blocks * 512
 
-    def reader(self) -> int:
+    def open_reader(self) -> int:
         """Return a read-only descriptor of the region. The caller closes it."""
         return os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDONLY | os.O_CLOEXEC)
 
@@ -151,9 +151,9 @@ class SharedRegion:
             written = os.pwrite(self._descriptor, data, offset)
             offset, data = offset + written, data[written:]
 
-    def allocate(self, checks: Iterable[Check]) -> None:
+    def start_allocation(self, checks: Iterable[Check]) -> None:
         """Start to allocate the pages of the byte ranges that `checks` cover, in a background thread."""
-        spans = [(check.file.base + check.start, check.end - check.start) for check in checks]
+        spans = [(check.file.region_offset + check.start, check.end - check.start) for check in checks]
         threading.Thread(target=self._allocate, args=(spans,), name="allocator", daemon=True).start()
 
     def _allocate(self, spans: Iterable[tuple[int, int]]) -> None:

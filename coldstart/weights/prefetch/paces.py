@@ -21,35 +21,37 @@ BURST_S = 0.1
 class TokenBucket:
     """Token bucket. `rate` is in bytes/s, or None for no limit.
 
-    `level` is the number of bytes that may pass at time `now`. It is negative after too many bytes have passed.
+    `available_bytes` is the number of bytes that may pass at time `now`. It is negative after too many bytes have passed.
     """
 
     rate: float | None
     now: float = 0.0
-    level: float = 0.0
+    available_bytes: float = 0.0
 
-    def take(self, size: int, now: float) -> None:
+    def consume(self, size: int, now: float) -> None:
         """Consume tokens for `size` received bytes."""
         self._fill(now)
         if self.rate is not None:
-            self.level -= size
+            self.available_bytes -= size
 
-    def change(self, rate: float | None, now: float) -> None:
-        """Set the rate. A negative level is refilled at the new rate."""
+    def set_rate(self, rate: float | None, now: float) -> None:
+        """Set the rate. A negative number of available bytes is refilled at the new rate."""
         self._fill(now)
         self.rate = rate
         self._fill(now)
 
     def wait_s(self, now: float) -> float:
-        """Return the time in seconds until the level is at least 0."""
+        """Return the time in seconds until `available_bytes` is at least 0."""
         self._fill(now)
-        return 0.0 if self.rate is None or self.level >= 0 else -self.level / self.rate
+        return 0.0 if self.rate is None or self.available_bytes >= 0 else -self.available_bytes / self.rate
 
     def _fill(self, now: float) -> None:
         if self.rate is None:
-            self.level = 0.0
+            self.available_bytes = 0.0
         else:
-            self.level = min(BURST_S * self.rate, self.level + self.rate * (now - self.now))
+            self.available_bytes = min(
+                BURST_S * self.rate, self.available_bytes + self.rate * (now - self.now)
+            )
         self.now = now
 
 
@@ -65,20 +67,20 @@ class FetchPace:
         self._bytes, self.streams, self.limited, self.served = 0, 0, False, False
         self._first = self._last = 0.0
 
-    def change(self, rate: float | None) -> None:
+    def set_rate(self, rate: float | None) -> None:
         """Set the rate, which also applies to streams that are waiting now."""
         with self._changed:
-            self._bucket.change(rate, monotonic())
+            self._bucket.set_rate(rate, monotonic())
             self._changed.notify_all()
 
-    def take(self, size: int) -> None:
+    def consume_and_wait(self, size: int) -> None:
         """Consume tokens for `size` received bytes, and wait for the rate limit."""
         now = monotonic()
         with self._changed:
             self._first = self._first or now
             self._bytes, self._last = self._bytes + size, now
             self.limited = self.limited or self._bucket.rate is not None
-            self._bucket.take(size, now)
+            self._bucket.consume(size, now)
             while wait_s := self._bucket.wait_s(now):
                 self._changed.wait(wait_s)
                 now = monotonic()

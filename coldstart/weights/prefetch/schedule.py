@@ -27,7 +27,7 @@ class Lease:
         """Number of checks at the beginning of `wanted` that are ready or failed."""
 
 
-class Board:
+class FetchSchedule:
     """States of the checks of one model, and the bytes that all leases have requested so far.
 
     `settled` lists each check that became ready or failed, in this order, and `reasons` has the reason for each failure.
@@ -39,24 +39,24 @@ class Board:
         self.settled, self.reasons = list[int](), dict[int, str]()
         self.wanted_bytes = self.ready_bytes = 0
 
-    def request(self, numbers: Iterable[int]) -> None:
+    def request_checks(self, numbers: Iterable[int]) -> None:
         """Schedule the checks `numbers` that were not requested before, and the failed checks among them again."""
         for number in numbers:
             if self.states[number] == CheckState.UNWANTED:
-                self.wanted_bytes += self.layout.size([number])
+                self.wanted_bytes += self.layout.count_bytes([number])
             if self.states[number] in (CheckState.UNWANTED, CheckState.FAILED):
                 self.states[number] = CheckState.IDLE
                 self.reasons.pop(number, None)
 
-    def list_new(self, numbers: Iterable[int]) -> list[int]:
+    def list_unrequested(self, numbers: Iterable[int]) -> list[int]:
         """Return the checks in `numbers` that no lease has requested so far."""
         return [number for number in numbers if self.states[number] == CheckState.UNWANTED]
 
-    def mark(self, numbers: Iterable[int], state: CheckState, reason: str = "") -> None:
+    def set_state(self, numbers: Iterable[int], state: CheckState, reason: str = "") -> None:
         """Set the state of checks. `reason` explains a failure."""
         for number in numbers:
             self.states[number] = state
-            self.ready_bytes += self.layout.size([number]) if state == CheckState.READY else 0
+            self.ready_bytes += self.layout.count_bytes([number]) if state == CheckState.READY else 0
             self.settled += [number] if state >= CheckState.READY else []
             if state == CheckState.FAILED:
                 self.reasons[number] = reason
@@ -79,7 +79,7 @@ class Board:
             lease.done += 1
         return lease.done < len(lease.wanted)
 
-    def pick(self, leases: Iterable[Lease], available: Callable[[Lease], bool]) -> range | None:
+    def pick_run(self, leases: Iterable[Lease], available: Callable[[Lease], bool]) -> range | None:
         """Return the next checks to fetch, which are consecutive in one file, or None if there are none.
 
         Args:

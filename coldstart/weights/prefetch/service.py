@@ -41,8 +41,8 @@ from coldstart.system.proc import processes
 from coldstart.weights.prefetch import PrefetchRefusedError
 from coldstart.weights.prefetch.fetcher import Fetcher
 from coldstart.weights.prefetch.paces import FetchPace
-from coldstart.weights.prefetch.schedule import Board, Lease, join
-from coldstart.weights.prefetch.sources import name_weights, normalize
+from coldstart.weights.prefetch.schedule import FetchSchedule, Lease, join
+from coldstart.weights.prefetch.sources import compute_weights_key, normalize_address
 
 _LOCK_TIMEOUT_S = 10.0
 # Interval in seconds at which the process checks whether clients have disconnected.
@@ -59,7 +59,7 @@ class _Attach(msgspec.Struct):
     events: str | None = None
 
 
-class Service:
+class PrefetchServer:
     """Server for the clients of one prefetcher. The condition `changed` protects their state and the fetch."""
 
     def __init__(self) -> None:
@@ -76,14 +76,14 @@ class Service:
         """Accept clients until there has been none for `idle_s` seconds."""
         while self._is_needed():
             if select.select([listener], [], [], _POLL_INTERVAL_S)[0] and (connection := listener.accept()):
-                self.adopt(connection)
+                self.serve_client(connection)
 
     def _is_needed(self) -> bool:
         with self.changed:
             idle_s = 0.0 if self.fetcher is None else self.idle_s
             return self.clients > 0 or time.monotonic() - self._quiet_since < idle_s
 
-    def adopt(self, connection: socket.socket) -> None:
+    def serve_client(self, connection: socket.socket) -> None:
         """Serve a client's connection in a new thread, or close the connection if the client belongs to another user."""
         if not peers.is_trusted_peer(connection):
             connection.close()
@@ -99,15 +99,15 @@ class Service:
         finally:
             with self.changed:
                 if self.fetcher is not None and client.lease is not None:
-                    self.fetcher.release(client.lease)
+                    self.fetcher.release_lease(client.lease)
                 self.clients, self._quiet_since = self.clients - 1, time.monotonic()
 
-    def find(self, source: str, plan: bytes) -> Fetcher:
+    def find_fetcher(self, source: str, plan: bytes) -> Fetcher:
         """Return the fetcher for this source and plan.
 
         Raises PrefetchRefusedError if this process fetches different weights.
         """
-        address = normalize(source)
+        address = normalize_address(source)
         if self.fetcher is None:
             self.fetcher = Fetcher(
                 address,
@@ -117,11 +117,11 @@ class Service:
                 budget=self.budget,
                 patience_s=self.patience_s,
             )
-        if self.fetcher.key != name_weights(address, plan):
+        if self.fetcher.key != compute_weights_key(address, plan):
             raise PrefetchRefusedError("this prefetcher fetches the weights of another source or plan")
         return self.fetcher
 
-    def share_pace(self, pace: PacedFetch | None) -> FetchPace:
+    def get_shared_pace(self, pace: PacedFetch | None) -> FetchPace:
         """Return the rate limit shared by all leases of a named fetch."""
         name, rate = ("", None) if pace is None else (pace.name, pace.rate)
         return self._paces.setdefault(name, FetchPace(rate))
@@ -130,8 +130,8 @@ class Service:
         """Change the rate limit of a fetch. Return its progress and whether it has ended, or None if it has not begun."""
         if self.fetcher is None or (pace := self._paces.get(request.name)) is None:
             return None
-        pace.change(request.rate)
-        return {**pace.document(), "ended": self.fetcher.has_ended(pace)}
+        pace.set_rate(request.rate)
+        return {**pace.document(), "ended": self.fetcher.has_fetch_ended(pace)}
 
     def status(self) -> dict[str, Any]:
         """Return the entry of this prefetcher for `coldstart prefetch status`."""
@@ -142,7 +142,7 @@ class Service:
 class _Client:
     """Connection of a client, and its lease. `known` is the number of settled checks that were reported to the client."""
 
-    def __init__(self, service: Service, channel: Channel) -> None:
+    def __init__(self, service: PrefetchServer, channel: Channel) -> None:
         self.service, self.channel = service, channel
         self.lease: Lease | None = None
         self.known = 0
@@ -182,23 +182,26 @@ class _Client:
             raise json_lines.MalformedMessageError("received a second attach message")
         began, wanted = timeline.now(), msgspec.json.decode(names, type=list[str] | None)
         with self.service.changed:
-            fetcher, pace = self.service.find(request.source, plan), self.service.share_pace(request.pace)
+            fetcher, pace = (
+                self.service.find_fetcher(request.source, plan),
+                self.service.get_shared_pace(request.pace),
+            )
             background = request.pace is not None and request.pace.background
-            self.lease = fetcher.lease(
+            self.lease = fetcher.create_lease(
                 wanted, pace, request.environment, background=background, early=request.early
             )
             self.known, ready = len(fetcher.board.settled), join(fetcher.board.list_ready())
         if request.early:
             self._hold_early_lease(fetcher, self.lease, began, request.events)
             return
-        region = () if fetcher.region is None else (fetcher.region.reader(),)
+        region = () if fetcher.region is None else (fetcher.region.open_reader(),)
         try:
             self.channel.send({"attached": fetcher.key, "ready": ready}, region)
         finally:
             for descriptor in region:
                 os.close(descriptor)
 
-    def _wait(self, board: Board) -> None:
+    def _wait(self, board: FetchSchedule) -> None:
         """Respond as soon as a check changes to a state that the client does not know."""
         with self.service.changed:
             self._wait_while(lambda: self.known == len(board.settled))
@@ -230,7 +233,7 @@ def _write_span(fetcher: Fetcher, path: str, began: float) -> None:
     try:
         timeline.append_span(path, timeline.Span("fetch weights", began, timeline.now(), "prefetch", brief))
     except OSError as error:
-        fetcher.note(f"timeline events: {error}")
+        fetcher.record_error(f"timeline events: {error}")
 
 
 def main(path: Path, descriptor: int) -> None:
@@ -250,8 +253,8 @@ def main(path: Path, descriptor: int) -> None:
     try:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit())
         threading.excepthook = _fail
-        service, listener = Service(), peers.Listener(path)
-        service.adopt(client)
+        service, listener = PrefetchServer(), peers.Listener(path)
+        service.serve_client(client)
         service.run(listener)
         failed = False
     except SystemExit:

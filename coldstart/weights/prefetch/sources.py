@@ -62,17 +62,17 @@ def is_local(address: str) -> bool:
     return address.partition("://")[0] not in SCHEMES
 
 
-def normalize(address: str) -> str:
+def normalize_address(address: str) -> str:
     """Return the address in the prefetcher's form: an absolute path for a directory, otherwise without a trailing slash."""
     return str(paths.expand_user(address).absolute()) if is_local(address) else address.rstrip("/")
 
 
-def name_weights(address: str, plan: bytes) -> str:
+def compute_weights_key(address: str, plan: bytes) -> str:
     """Return the name (32 hexadecimal digits) of the weights of a normalized source and a plan, given as JSON."""
     return hashlib.sha256(address.encode() + b"\n" + plan).hexdigest()[:32]
 
 
-def redact(address: str) -> str:
+def redact_address(address: str) -> str:
     """Return the address for use in messages: without user, password and query, which may contain a signature."""
     return address if is_local(address) else redact_url(address)
 

@@ -225,7 +225,7 @@ def test_start_without_bundle_streams_by_another_bundles_plan(publish: Publish, 
     bundle = publish(weights=planned())
     made = _planned(_missed(model, bundle, FLAG, ABSENT))
     asked = made.weights_from
-    assert asked is not None and asked.source == SOURCE and made.weights == weights.digest(planned())
+    assert asked is not None and asked.source == SOURCE and made.weights == weights.compute_digest(planned())
     assert made.vllm_args[:2] == OURS and [step.stage for step in made.fallbacks] == ["bundle"]
 
 

@@ -42,7 +42,7 @@ def reasons(plan: LaunchPlan) -> dict[str, str]:
 
 
 def test_complete_bundle_is_used(publish: Publish, model: ResolvedModel) -> None:
-    identity = weights.digest(weights.plan(model.path or Path()))
+    identity = weights.compute_digest(weights.build_plan(model.path or Path()))
     infos = {"some.module.Model.json": '{"a": 1}'}
     bundle = publish(kv=KV, modelinfo={"canary": CANARY, "weights": identity, "vllm_modelinfos": infos})
     plan = prepare_plan(bundle, model, "--max-model-len", "9")

@@ -209,7 +209,7 @@ def test_preloaded_weights_have_the_digest_of_the_model(hub: Lookup, monkeypatch
     monkeypatch.setattr(fetch.resolution, "ensure_weights", lambda model, offline: model)
     places = {}
     for digest in ("sha256:" + "1" * 64, "sha256:" + "2" * 64):
-        monkeypatch.setattr(fetch.weights, "identity", lambda *_, digest=digest: digest)
+        monkeypatch.setattr(fetch.weights, "read_or_compute_digest", lambda *_, digest=digest: digest)
         found = fetch.choose_weights_source(hub, fetch.PRELOADED)
         assert not found.arguments.gives("load_format")
         (one,) = found.fallbacks

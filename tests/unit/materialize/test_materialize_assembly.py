@@ -277,9 +277,9 @@ def lookup(model: ResolvedModel, home: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_first_start_uses_hashes_of_materialize(lookup: Lookup, monkeypatch: pytest.MonkeyPatch) -> None:
     made = MaterializationPlan(lookup, Options()).run()
-    monkeypatch.setattr(weights, "plan", lambda *_: pytest.fail("hashed again"))
+    monkeypatch.setattr(weights, "build_plan", lambda *_: pytest.fail("hashed again"))
     assert lookup.model.path is not None
-    found = weights.identity(lookup.model.path, lookup.cache.weights)
+    found = weights.read_or_compute_digest(lookup.model.path, lookup.cache.weights)
     assert found == made.read_json("modelinfo")["weights"]
 
 

@@ -65,11 +65,11 @@ def test_check_names_the_index_when_it_is_invalid(document: str, sharded: Path) 
 
 
 def test_the_index_decides_when_a_tensor_is_in_two_files(sharded: Path, tmp_path: Path) -> None:
-    clean = weights_plan.plan(sharded)
+    clean = weights_plan.build_plan(sharded)
     same = shutil.copytree(sharded, tmp_path / "stale")
     save(same / SECOND, a=9.0, b=2.0)
     save(same / "another.safetensors", a=8.0)
-    planned = weights_plan.plan(same)
+    planned = weights_plan.build_plan(same)
     digests = [{t.name: t.digest for t in checkpoint.list_tensors(plan)} for plan in (clean, planned)]
     assert digests[0] == digests[1] and [t.name for t in checkpoint.list_tensors(planned)] == ["a", "b"]
     assert keys.layout_digest(same) == keys.layout_digest(sharded)

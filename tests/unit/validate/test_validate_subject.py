@@ -180,7 +180,7 @@ def test_a_bundle_is_validated_with_its_own_weights(
     before(materialized.directory)
     with Store(cache.bundles).open_draft(materialized.bundle.key) as draft:
         draft.add_json("kv", bundles.KV)
-        draft.add_json("weights", weights.plan(materialized.directory))
+        draft.add_json("weights", weights.build_plan(materialized.directory))
         provenance = replace(bundles.provenance("my-model"), arguments=ARGS)
         draft.publish(provenance, signer=sign.load_host_key(paths.state_dir()))
     other = Path(shutil.copytree(materialized.directory, materialized.directory.with_name("copy")))

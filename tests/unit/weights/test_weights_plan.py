@@ -48,7 +48,7 @@ def test_every_tensor_and_chunk_is_hashed(sizes: list[int], chunk: int) -> None:
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         patch.setattr(weights, "CHUNK", chunk)
         whole = write(Path(name) / "model.safetensors", tensors)
-        made = weights.plan(Path(name))
+        made = weights.build_plan(Path(name))
     file = one(made)
     assert file["size"] == len(whole)
     borders = {0, len(whole), *(t["offset"] for t in file["tensors"])}
@@ -71,7 +71,7 @@ def test_every_tensor_and_chunk_is_hashed(sizes: list[int], chunk: int) -> None:
 def test_a_file_around_the_size_of_a_chunk(tmp_path: Path, size: int) -> None:
     data = os.urandom(1024) * (size // 1024) + b"x" * (size % 1024)
     (tmp_path / "pytorch_model.bin").write_bytes(data)
-    file = one(weights.plan(tmp_path))
+    file = one(weights.build_plan(tmp_path))
     assert file["tensors"] == [] and file["size"] == size
     assert file["chunks"] == [
         sha256(data[at : at + weights.CHUNK]).hexdigest() for at in range(0, size, weights.CHUNK)
@@ -83,19 +83,19 @@ def test_equal_bytes_have_the_same_identity(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         write(tmp_path / name / "model.safetensors", {"a": b"1", "b": b"22"})
     cache = tmp_path / "cache"
-    first, second = (weights.identity(tmp_path / name, cache) for name in ("one", "two"))
-    assert first == second == weights.digest(weights.plan(tmp_path / "one"))
+    first, second = (weights.read_or_compute_digest(tmp_path / name, cache) for name in ("one", "two"))
+    assert first == second == weights.compute_digest(weights.build_plan(tmp_path / "one"))
     assert len(list(cache.iterdir())) == 2
 
 
 def test_a_change_in_place_is_seen_though_the_files_time_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     write(path, {"a": b"1" * 100})
-    before, known = path.stat(), weights.identity(tmp_path, tmp_path / "cache")
+    before, known = path.stat(), weights.read_or_compute_digest(tmp_path, tmp_path / "cache")
     with path.open("r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"2")
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     now = path.stat()
     assert (now.st_size, now.st_mtime_ns, now.st_ino) == (before.st_size, before.st_mtime_ns, before.st_ino)
-    assert weights.identity(tmp_path, tmp_path / "cache") != known
+    assert weights.read_or_compute_digest(tmp_path, tmp_path / "cache") != known

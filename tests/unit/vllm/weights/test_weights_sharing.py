@@ -179,7 +179,7 @@ def test_layers_are_divided_as_vllm_divides_them(count: int) -> None:
     theirs = _vllms(None)
     for size in range(1, 17):
         for rank in range(size):
-            held = stage.layers(count, rank, size)
+            held = stage.list_stage_layers(count, rank, size)
             assert (held.start, held.stop) == theirs(count, rank, size), (rank, size)
 
 
@@ -189,5 +189,5 @@ def test_layers_are_divided_as_vllm_divides_them(count: int) -> None:
 def test_a_partition_is_read_as_vllm_reads_it(count: int, partition: str) -> None:
     theirs, size = _vllms(partition), partition.count(",") + 1
     for rank in range(size):
-        held = stage.layers(count, rank, size, partition)
+        held = stage.list_stage_layers(count, rank, size, partition)
         assert (held.start, held.stop) == theirs(count, rank, size)

@@ -20,22 +20,22 @@ from coldstart.weights.load.tensor_sources import FileSource, PrefetchSource, So
 from coldstart.weights.prefetch import PrefetchError, PrefetchFailedError, PrefetchLostError
 
 
-class FakeAttached:
-    """Fake of the client's Attached for a file; its `fails_at`-th wait fails."""
+class FakeLease:
+    """Fake of the client's WeightsLease for a file; its `fails_at`-th wait fails."""
 
     def __init__(self, path: Path, fails_at: int, error: PrefetchError) -> None:
         self.data, self.left, self.error = memoryview(bytearray(path.read_bytes())), fails_at, error
         self.closed = False
 
-    def wait(self, file: str, offset: int, size: int) -> None:
+    def wait_for_bytes(self, file: str, offset: int, size: int) -> None:
         if self.left == 0:
             raise self.error
         self.left -= 1
 
-    def file(self, name: str) -> memoryview:
+    def map_file(self, name: str) -> memoryview:
         return self.data
 
-    def stats(self) -> dict[str, Any]:
+    def query_stats(self) -> dict[str, Any]:
         return {"fetched_bytes": 9}
 
     def close(self) -> None:
@@ -49,7 +49,7 @@ def path(tmp_path: Path) -> Path:
     return made
 
 
-def _region(attached: FakeAttached) -> ladder.Rung:
+def _region(attached: FakeLease) -> ladder.Rung:
     return "prefetcher", lambda left: PrefetchSource(cast(Any, attached))
 
 
@@ -62,14 +62,14 @@ def _refused(left: Sequence[Tensor]) -> TensorSource:
 
 
 def _climb(path: Path, *rungs: ladder.Rung) -> tuple[dict[str, bytes], LoadReport]:
-    wanted, report = checkpoint.list_tensors(weights.plan(path.parent)), LoadReport()
+    wanted, report = checkpoint.list_tensors(weights.build_plan(path.parent)), LoadReport()
     found = [(tensor.name, bytes(view)) for tensor, view in load_tensors(wanted, rungs, report)]
     assert [name for name, _ in found] == [tensor.name for tensor in wanted]
     return dict(found), report
 
 
 def _true(path: Path) -> dict[str, bytes]:
-    plan = checkpoint.list_tensors(weights.plan(path.parent))
+    plan = checkpoint.list_tensors(weights.build_plan(path.parent))
     data = path.read_bytes()
     return {t.name: data[t.offset : t.offset + t.size] for t in plan}
 
@@ -79,7 +79,7 @@ def _true(path: Path) -> dict[str, bytes]:
 )
 @pytest.mark.parametrize("at", [0, 3])
 def test_files_continue_where_the_prefetcher_stopped(path: Path, at: int, error: PrefetchError) -> None:
-    attached = FakeAttached(path, at, error)
+    attached = FakeLease(path, at, error)
     found, report = _climb(path, _region(attached), _files(path))
     assert found == _true(path)
     assert attached.closed and report.way == "files" and report.tensors == 7
@@ -87,7 +87,7 @@ def test_files_continue_where_the_prefetcher_stopped(path: Path, at: int, error:
 
 
 def test_no_fallback_while_the_prefetcher_delivers(path: Path) -> None:
-    found, report = _climb(path, _region(FakeAttached(path, 99, PrefetchError())), _files(path))
+    found, report = _climb(path, _region(FakeLease(path, 99, PrefetchError())), _files(path))
     assert found == _true(path) and report.way == "prefetcher" and report.fallbacks == []
     assert report.fetch == {"fetched_bytes": 9}
 
@@ -98,14 +98,14 @@ def test_a_refusal_is_named(path: Path) -> None:
 
 
 def test_load_fails_with_the_reasons_without_any_source(path: Path) -> None:
-    rungs = [_region(FakeAttached(path, 2, PrefetchLostError("killed"))) for _ in range(2)]
+    rungs = [_region(FakeLease(path, 2, PrefetchLostError("killed"))) for _ in range(2)]
     with pytest.raises(NoLoaderLeftError, match="after 4 of 7 tensors: killed") as raised:
         _climb(path, *rungs)
     assert [tensor.name for tensor in raised.value.left] == ["t5", "t6", "t7"]
 
 
 def test_files_with_other_bytes_than_the_plan_says_are_not_used(path: Path) -> None:
-    wanted = checkpoint.list_tensors(weights.plan(path.parent))
+    wanted = checkpoint.list_tensors(weights.build_plan(path.parent))
     changed = bytearray(path.read_bytes())
     changed[wanted[2].offset] ^= 1
     path.write_bytes(changed)
@@ -114,7 +114,7 @@ def test_files_with_other_bytes_than_the_plan_says_are_not_used(path: Path) -> N
 
 
 def test_truncated_or_missing_file_causes_a_fallback(path: Path) -> None:
-    wanted = checkpoint.list_tensors(weights.plan(path.parent))
+    wanted = checkpoint.list_tensors(weights.build_plan(path.parent))
     os.truncate(path, wanted[-1].offset + 1)
     with pytest.raises(NoLoaderLeftError, match="truncated: it ends before tensor"):
         list(load_tensors(wanted, [_files(path)], LoadReport()))
@@ -131,7 +131,9 @@ def _leaks(path: Path) -> tuple[int, int, int]:
 @pytest.mark.parametrize("take", [7, 2])
 def test_load_leaves_no_descriptor_and_no_thread(path: Path, take: int) -> None:
     before = _leaks(path)
-    climbing = load_tensors(checkpoint.list_tensors(weights.plan(path.parent)), [_files(path)], LoadReport())
+    climbing = load_tensors(
+        checkpoint.list_tensors(weights.build_plan(path.parent)), [_files(path)], LoadReport()
+    )
     for _ in range(take):
         _, view = next(climbing)
         assert len(view)
@@ -155,13 +157,13 @@ def test_load_leaves_no_descriptor_and_no_thread(path: Path, take: int) -> None:
 def test_unusable_plan_is_refused_with_the_reason(
     path: Path, change: Callable[[list[dict[str, Any]]], object], said: str
 ) -> None:
-    plan = weights.plan(path.parent)
+    plan = weights.build_plan(path.parent)
     change(plan["files"])
     with pytest.raises(UnreadableWeightsError, match=said):
         checkpoint.list_tensors(plan)
 
 
 def test_a_partition_of_the_users_is_followed() -> None:
-    assert stage.layers(5, 1, 2, "1,4") == range(1, 5)
+    assert stage.list_stage_layers(5, 1, 2, "1,4") == range(1, 5)
     with pytest.raises(ValueError, match="does not split 5 layers across 2 ranks"):
-        stage.layers(5, 0, 2, "1,1")
+        stage.list_stage_layers(5, 0, 2, "1,1")

@@ -29,7 +29,7 @@ def _total(weights: Weights) -> int:
 def test_a_server_that_dies_and_returns(weights: Weights, server: RangeServer, runtime: Path) -> None:
     server.settings.rate = 1e6  # far from complete when the server dies
     with client.attach(server.url, weights.plan, directory=runtime) as attached:
-        attached.wait(FILE, 0, 4 * CHUNK)
+        attached.wait_for_bytes(FILE, 0, 4 * CHUNK)
         server.down()
         server.settings.rate = None
         back = threading.Timer(0.5, server.up)
@@ -37,7 +37,7 @@ def test_a_server_that_dies_and_returns(weights: Weights, server: RangeServer, r
         check_whole(attached, weights)
         back.join()
         assert server.total() - _total(weights) <= STREAMS * CHUNK
-        assert attached.stats()["errors"]
+        assert attached.query_stats()["errors"]
 
 
 def test_wrong_byte_is_refetched_and_reported(weights: Weights, server: RangeServer, runtime: Path) -> None:
@@ -45,9 +45,9 @@ def test_wrong_byte_is_refetched_and_reported(weights: Weights, server: RangeSer
     server.settings.flips = [(FILE, offset + 5, 1)]
     with client.attach(server.url, weights.plan, directory=runtime) as attached:
         check_whole(attached, weights)
-        (error,) = attached.stats()["errors"]
+        (error,) = attached.query_stats()["errors"]
         assert f"{FILE}: tensor 'a.20' at offset {offset} does not match its digest" in error
-        assert CHUNK >= attached.stats()["refetched"] > 0
+        assert CHUNK >= attached.query_stats()["refetched"] > 0
 
 
 @pytest.mark.parametrize("names", [None, ["a.20", "a.21"]])
@@ -58,22 +58,22 @@ def test_a_byte_that_stays_wrong_is_never_served(
     server.settings.flips = [(FILE, offset + size // 2, FOREVER)]
     with client.attach(server.url, weights.plan, names=names, directory=runtime) as attached:
         with pytest.raises(client.PrefetchFailedError, match=f"{FILE}: tensor 'a.20' at ") as caught:
-            attached.wait(FILE, offset, size)
+            attached.wait_for_bytes(FILE, offset, size)
         assert "3 fetches" in str(caught.value)
-        assert attached.file(FILE)[offset + size // 2] == 0
+        assert attached.map_file(FILE)[offset + size // 2] == 0
         check_tensors(attached, weights, ["a.40", "b.3"] if names is None else [])
 
 
 def test_killed_prefetcher_is_replaced_at_once(weights: Weights, server: RangeServer, runtime: Path) -> None:
     server.settings.rate = 2e6
     with client.attach(server.url, weights.plan, directory=runtime) as attached:
-        attached.wait(FILE, 0, CHUNK)
+        attached.wait_for_bytes(FILE, 0, CHUNK)
         os.kill(_status(runtime)["pid"], signal.SIGKILL)
         with pytest.raises(client.PrefetchLostError):
-            attached.wait("model-00002.safetensors", 0, 1)
+            attached.wait_for_bytes("model-00002.safetensors", 0, 1)
         with pytest.raises(client.PrefetchLostError):
-            attached.stats()
-        assert attached.file(FILE)[:CHUNK] == weights.data[FILE][:CHUNK]
+            attached.query_stats()
+        assert attached.map_file(FILE)[:CHUNK] == weights.data[FILE][:CHUNK]
     server.settings.rate = None
     with client.attach(server.url, weights.plan, directory=runtime) as again:
         check_whole(again, weights)

@@ -20,14 +20,14 @@ from tools.raw_server import RawServer, answer, answering
 
 from coldstart.contract.weights import PacedFetch
 from coldstart.weights.prefetch import client, http_source, sources
-from coldstart.weights.prefetch.sources import SourceUnavailableError, SourceUnusableError, redact
+from coldstart.weights.prefetch.sources import SourceUnavailableError, SourceUnusableError, redact_address
 
 
 def test_every_byte_arrives_once(weights: Weights, server: RangeServer, runtime: Path) -> None:
     with client.attach(server.url, weights.plan, directory=runtime) as attached:
         check_whole(attached, weights)
         total = sum(map(len, weights.data.values()))
-        stats = attached.stats()
+        stats = attached.query_stats()
         assert stats["fetched_bytes"] == stats["ready_bytes"] == stats["wanted_bytes"] == total
         assert stats["refetched"] == 0 and server.total() == total
 
@@ -44,10 +44,10 @@ def test_rank_fetches_its_tensors_alone(weights: Weights, server: RangeServer, r
     own = sum(weights.tensor(name)[2] for name in names)
     with client.attach(server.url, weights.plan, names=names, directory=runtime) as attached:
         check_tensors(attached, weights, names)
-        assert server.total() == attached.stats()["fetched_bytes"]
+        assert server.total() == attached.query_stats()["fetched_bytes"]
         assert own <= server.total() <= 1.02 * own
         with pytest.raises(client.PrefetchRefusedError, match="did not request bytes"):
-            attached.wait("model-00001.safetensors", 0, 8)
+            attached.wait_for_bytes("model-00001.safetensors", 0, 8)
 
 
 def test_the_foreground_of_one_comes_before_the_background_of_another(
@@ -62,7 +62,7 @@ def test_the_foreground_of_one_comes_before_the_background_of_another(
     ):
         begun = len(server.sent)
         check_tensors(ahead, weights, now)
-        assert behind.stats()["ready_bytes"] < behind.stats()["wanted_bytes"]
+        assert behind.query_stats()["ready_bytes"] < behind.query_stats()["wanted_bytes"]
         check_tensors(behind, weights, later)
     files = [entry.file for entry in server.sent]
     last = len(files) - 1 - files[::-1].index("model-00002.safetensors")
@@ -100,8 +100,8 @@ def _worker(url: str, weights: Weights, runtime: Path) -> int:
         "plan = json.loads(pathlib.Path(plan).read_text())\n"
         "with client.attach(url, plan, directory=pathlib.Path(runtime)) as attached:\n"
         "    for file in plan['files']:\n"
-        "        attached.wait(file['name'], 0, file['size'])\n"
-        "        assert attached.file(file['name']) == pathlib.Path(weights, file['name']).read_bytes()\n"
+        "        attached.wait_for_bytes(file['name'], 0, file['size'])\n"
+        "        assert attached.map_file(file['name']) == pathlib.Path(weights, file['name']).read_bytes()\n"
     )
     plan = runtime / f"plan-{threading.get_ident()}.json"
     plan.write_text(json.dumps(weights.plan))
@@ -151,7 +151,7 @@ def test_credentials_stay_with_their_origin() -> None:
             assert _asked(home) == [("/base/f", expected)] and _asked(elsewhere) == [("/signed?a=1", None)]
             assert _read(http_source.HttpSource(url + "/here", {"Authorization": "x"})) == b"data"
             assert _asked(home)[-1] == ("/base/g", "x")
-            assert redact(named) == url
+            assert redact_address(named) == url
 
 
 def test_redirect_is_cached_and_renewed_when_expired() -> None:
@@ -222,12 +222,16 @@ def test_s3_store(weights: Weights, runtime: Path, tmp_path: Path, monkeypatch: 
             monkeypatch.setenv(f"AWS_{name}", value)
         with client.attach("s3://b/some/prefix", weights.plan, directory=runtime) as attached:
             check_whole(attached, weights)
-            assert attached.stats()["fetched_bytes"] == server.total() == sum(map(len, weights.data.values()))
+            assert (
+                attached.query_stats()["fetched_bytes"]
+                == server.total()
+                == sum(map(len, weights.data.values()))
+            )
         with (
             client.attach("s3://b/elsewhere", weights.plan, directory=runtime) as attached,
             pytest.raises(client.PrefetchFailedError, match="elsewhere"),
         ):
-            attached.complete()
+            attached.wait_for_tensors()
 
 
 def test_truncated_file_is_refused(tmp_path: Path) -> None:

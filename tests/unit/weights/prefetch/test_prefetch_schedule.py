@@ -17,7 +17,7 @@ from coldstart.contract.weights import PacedFetch
 from coldstart.weights.prefetch import client, layout
 from coldstart.weights.prefetch.layout import RegionLayout
 from coldstart.weights.prefetch.paces import BURST_S, TokenBucket
-from coldstart.weights.prefetch.schedule import Board, CheckState, Lease
+from coldstart.weights.prefetch.schedule import CheckState, FetchSchedule, Lease
 
 CHUNK = 100
 # Cheap, and each finds what others do not: all of them, in one case.
@@ -46,31 +46,31 @@ def _made(chance: random.Random) -> tuple[RegionLayout, dict[str, tuple[int, int
     chunks = [hashlib.sha256(data[a:b]).hexdigest() for a, b in pairwise([*starts, len(data)])]
     file = {"name": "f", "size": len(data), "chunks": chunks, "tensors": tensors}
     places = {tensor["name"]: (tensor["offset"], tensor["size"]) for tensor in tensors}
-    return layout.read({"chunk": CHUNK, "files": [file]}), places, data
+    return layout.build_layout({"chunk": CHUNK, "files": [file]}), places, data
 
 
-def _fetch_all(board: Board, lease: Lease, data: bytes) -> int:
+def _fetch_all(board: FetchSchedule, lease: Lease, data: bytes) -> int:
     """Run a lease like the service, check all verified bytes, and return the number of fetched bytes."""
     fetched = 0
-    while run := board.pick([lease], lambda _: True):
+    while run := board.pick_run([lease], lambda _: True):
         checks = board.layout.checks[run.start : run.stop]
-        assert checks[-1].end - checks[0].start == board.layout.size(run) <= CHUNK
+        assert checks[-1].end - checks[0].start == board.layout.count_bytes(run) <= CHUNK
         for check in checks:
             assert hashlib.sha256(data[check.start : check.end]).hexdigest() == check.digest
-        fetched += board.layout.size(run)
-        board.mark(run, CheckState.READY)
+        fetched += board.layout.count_bytes(run)
+        board.set_state(run, CheckState.READY)
     assert not board.is_unfinished(lease)
     return fetched
 
 
-def _want(board: Board, names: list[str] | None, *, background: bool = False) -> Lease:
-    wanted = board.layout.select(names)
-    board.request(wanted)
+def _want(board: FetchSchedule, names: list[str] | None, *, background: bool = False) -> Lease:
+    wanted = board.layout.select_checks(names)
+    board.request_checks(wanted)
     return Lease(wanted, background=background)
 
 
-def _has(board: Board, offset: int, size: int) -> bool:
-    return set(board.layout.cover("f", offset, size)) <= set(board.list_ready())
+def _has(board: FetchSchedule, offset: int, size: int) -> bool:
+    return set(board.layout.find_covering_checks("f", offset, size)) <= set(board.list_ready())
 
 
 def test_wants_are_met_exactly_and_everything_is_checked() -> None:
@@ -81,7 +81,7 @@ def test_wants_are_met_exactly_and_everything_is_checked() -> None:
 def _meets_wants(seed: int) -> None:
     chance = random.Random(seed)
     made, places, data = _made(chance)
-    board = Board(made)
+    board = FetchSchedule(made)
     first = [name for name in places if chance.random() < 0.5]
     rest = [name for name in places if name not in first]
     lease = _want(board, first)
@@ -105,21 +105,21 @@ def test_bytes_are_covered_by_the_checks_that_contain_any_of_them() -> None:
         numbers = [
             n for n, check in enumerate(made.checks) if check.start < offset + size and offset < check.end
         ]
-        assert list(made.cover("f", offset, size)) == (numbers if size else [])
+        assert list(made.find_covering_checks("f", offset, size)) == (numbers if size else [])
 
 
 def test_checks_of_a_released_lease_are_fetched_for_a_later_one() -> None:
     for seed in SEEDS:
         chance = random.Random(seed)
         made, places, data = _made(chance)
-        board = Board(made)
+        board = FetchSchedule(made)
         gone = _want(board, None)
         kept = _want(board, [name for name in places if chance.random() < 0.4])
-        if run := board.pick([gone], lambda _: True):
-            board.mark(run, CheckState.IDLE if chance.random() < 0.5 else CheckState.FAILED)
+        if run := board.pick_run([gone], lambda _: True):
+            board.set_state(run, CheckState.IDLE if chance.random() < 0.5 else CheckState.FAILED)
         kept = _want(board, [made.checks[n].tensor.name for n in kept.wanted if made.checks[n].tensor])
         fetched = _fetch_all(board, kept, data)
-        assert fetched == made.size(kept.wanted) == board.ready_bytes
+        assert fetched == made.count_bytes(kept.wanted) == board.ready_bytes
         assert _fetch_all(board, _want(board, None), data) == len(data) - fetched
 
 
@@ -130,7 +130,7 @@ def test_a_bucket_never_lets_more_through_than_its_rate_and_never_less() -> None
         rate = 100.0
         for _ in range(50):
             size = chance.randrange(1, 60)
-            bucket.take(size, now)
+            bucket.consume(size, now)
             spent += size
             waited = bucket.wait_s(now)
             allowed, now = allowed + rate * waited, now + waited
@@ -138,7 +138,7 @@ def test_a_bucket_never_lets_more_through_than_its_rate_and_never_less() -> None
             assert spent == pytest.approx(allowed)
             if chance.random() < 0.2:
                 rate = chance.choice([20.0, 100.0, 900.0])
-                bucket.change(rate, now)
+                bucket.set_rate(rate, now)
 
 
 def test_prefetcher_follows_a_changed_rate(weights: Weights, server: RangeServer, runtime: Path) -> None:
