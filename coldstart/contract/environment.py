@@ -172,6 +172,9 @@ TIMELINE_OFFSET_S = _internal(
     "TIMELINE_OFFSET_S", number(), 0.0, "Seconds to add to the clock of a thawed process."
 )
 
+NIXL = _user(
+    "NIXL", flag, False, "1: move the KV of streams with NIXL between servers that both have it and RDMA."
+)
 XDG_CACHE_HOME = _foreign("XDG_CACHE_HOME", "Directory of caches; default: ~/.cache.")
 XDG_STATE_HOME = _foreign("XDG_STATE_HOME", "Directory of keys and trust settings; default: ~/.local/state.")
 XDG_RUNTIME_DIR = _foreign(
@@ -226,6 +229,7 @@ VLLM_SERVER_DEV_MODE = _foreign(
 TORCHINDUCTOR_CACHE_DIR = _foreign(
     "TORCHINDUCTOR_CACHE_DIR", "Directory of Inductor's cache; set for every start."
 )
+UCX_TLS = _foreign("UCX_TLS", "Transports of NIXL between servers; default: all except TCP.")
 
 EVERY: tuple[Variable[object], ...] = tuple(
     value for value in list(globals().values()) if isinstance(value, Variable)

@@ -4,6 +4,7 @@ The reference is the same request on the source, which is not moved.
 """
 
 import json
+import re
 import secrets
 import time
 import urllib.request
@@ -37,6 +38,7 @@ class Pair:
 
     source: Served
     target: Served
+    nixl: bool
 
     def prompt(self, length: int) -> list[int]:
         return [10 + secrets.randbelow(1900) for _ in range(length)]
@@ -49,10 +51,17 @@ class Pair:
         return message
 
 
-@pytest.fixture(scope="module")
-def pair(machine: Machine) -> Iterator[Pair]:
+@pytest.fixture(scope="module", params=["tcp", "nixl"])
+def pair(machine: Machine, request: pytest.FixtureRequest) -> Iterator[Pair]:
+    nixl: bool = request.param == "nixl"
+    if nixl:
+        pytest.importorskip("nixl._api", reason="NIXL is not installed", exc_type=ImportError)
+
     def flags(name: str) -> tuple[Machine, list[str]]:
         extra = {**LOCAL, "COLDSTART_HANDOVER_KEY": KEYS[name]}
+        if nixl:
+            # This machine has no RDMA.
+            extra |= {"COLDSTART_NIXL": "1", "UCX_TLS": "tcp"}
         return Machine(machine.root, extra), [*SMALL, *handover_arguments("127.0.0.1", "tiny")]
 
     at, words = flags("source")
@@ -60,7 +69,7 @@ def pair(machine: Machine) -> Iterator[Pair]:
     with at.serving("tiny-llama", "--on-miss", "warn", vllm=[*words, *ranks]) as source:
         at, words = flags("target")
         with at.serving("tiny-llama", "--on-miss", "warn", vllm=[*words, *TRACED]) as target:
-            yield Pair(source, target)
+            yield Pair(source, target, nixl)
 
 
 def _begin(pair: Pair, prompt: list[int], request: str, tokens: int = TOKENS) -> tuple[Continuation, Any]:
@@ -89,6 +98,8 @@ def test_a_moved_request_has_the_tokens_of_one_that_stays(pair: Pair, length: in
     response.close()
     assert _continue(pair, stream, handover.sign(KEYS["target"], pull)) == stays
     assert _loads(pair.target) == loads + 2
+    log = pair.target.log.read_text(errors="replace")
+    assert bool(re.search(r"NIXL so far: [1-9]\d* layers, 0 failures", log)) == pair.nixl
 
 
 def _continue(pair: Pair, stream: Continuation, kv: dict[str, str]) -> list[int]:

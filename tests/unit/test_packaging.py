@@ -99,7 +99,9 @@ def test_the_lock_satisfies_the_declared_ranges() -> None:
 
     extras = PROJECT["project"]["optional-dependencies"]
     declared = [*PROJECT["project"]["dependencies"], *PROJECT["build-system"]["requires"]]
-    declared += [line for name, lines in extras.items() if name not in ("gpu", "docs") for line in lines]
+    # The wheels of `nixl` have 127 MB, so the tests that need them are skipped where it is not installed.
+    unlocked = ("gpu", "docs", "nixl")
+    declared += [line for name, lines in extras.items() if name not in unlocked for line in lines]
     locked = _lock()
     for requirement in map(Requirement, declared):
         if requirement.name == PROJECT["project"]["name"]:  # a reference to another extra

@@ -32,6 +32,7 @@ from vllm.logger import init_logger
 
 from coldstart.contract import environment, handover
 from coldstart.contract.handover import HandoverError, Pin, Pull
+from coldstart.vllm.handover.staging import create_staging
 from coldstart.vllm.handover.wire import BlockQuery, DataPort, Layers, TransferError, fetch_layers
 
 if TYPE_CHECKING:
@@ -204,7 +205,8 @@ class BlockTransfers:
         self._finished: set[str] = set()
         self._failed: set[int] = set()
         self._lock = threading.Lock()
-        self.port = DataPort(host, self._find_secret, self._read)
+        self._staging = create_staging()
+        self.port = DataPort(host, self._find_secret, self._read, self._staging)
 
     def register_layers(self, caches: Mapping[str, torch.Tensor]) -> None:
         """Register the KV tensor of each layer by name.
@@ -253,7 +255,11 @@ class BlockTransfers:
         try:
             for address in load.pull.ranks:
                 for name, data in fetch_layers(
-                    address, load.pull.secret, query, lambda name: count * self._layers[name][2]
+                    address,
+                    load.pull.secret,
+                    query,
+                    lambda name: count * self._layers[name][2],
+                    self._staging,
                 ):
                     self._write(name, load.blocks, data)
                     missing.discard(name)
@@ -261,6 +267,8 @@ class BlockTransfers:
             if missing:
                 raise TransferError(f"the source sent no KV for {len(missing)} layers")
             log.info("loaded the KV of a request: %d bytes in %.3f s", total, time.monotonic() - began)
+            if self._staging is not None:
+                log.info("NIXL so far: %d layers, %d failures", self._staging.reads, self._staging.failures)
         except Exception as error:  # noqa: BLE001  the request must not wait forever, whatever failed
             log.warning("cannot load the KV of a request, which is recomputed: %s", error)
             with self._lock:

@@ -4,6 +4,10 @@ The source sends a random nonce. The target sends its query and a MAC of the non
 sends a header, the blocks, and a MAC of the nonce, the header and the blocks. An empty header ends the transfer. The
 key of all MACs is the secret of the pin, so a client without the secret receives no blocks, and changed bytes are detected
 before they reach the KV cache.
+
+If both servers use NIXL, the header states where the source has staged the blocks, and a MAC of the nonce and the header
+follows. The target reads the blocks with NIXL (staging.py) and sends one byte, after which the source sends the MAC of the
+blocks. If that fails, the target continues over TCP.
 """
 
 from __future__ import annotations
@@ -17,8 +21,11 @@ from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
-NONCE, MAC = 16, 32
+from coldstart.vllm.handover.staging import StagedLayer, Staging, StagingError, log, reserve
+
+NONCE, MAC, READ_DONE = 16, 32, b"R"
 MAX_HEADER_BYTES = 1 << 16
 MAX_CONNECTIONS = 16
 CONNECT_S, QUERY_S, IDLE_S = 5.0, 5.0, 20.0
@@ -29,19 +36,24 @@ class TransferError(Exception):
 
 
 class BlockQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Query for at most `count` blocks of `pin` after the first `skip`, for each of the `layers` that the source has."""
+    """Query for at most `count` blocks of `pin` after the first `skip`, for each of the `layers` that the source has.
+
+    If `nixl` is True, the source can stage the layers instead of sending them.
+    """
 
     pin: str
     skip: int
     count: int
     layers: tuple[str, ...]
+    nixl: bool = False
 
 
 class LayerHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Header that precedes the `size` bytes of the layer `name`."""
+    """Header of the layer `name` of `size` bytes, which follow unless they are `staged`."""
 
     name: str
     size: int
+    staged: StagedLayer | None = None
 
 
 Layers = Iterator[tuple[str, bytes | bytearray]]
@@ -52,16 +64,20 @@ FindSecret = Callable[[str], str | None]
 class DataPort:
     """Listening socket on a free port of `host`, which serves at most 16 connections with one thread each.
 
-    `read_layers` yields the name and bytes of each queried layer.
+    `read_layers` yields the name and bytes of each queried layer. With `staging`, targets that ask for it use NIXL.
     """
 
     def __init__(
-        self, host: str, find_secret: FindSecret, read_layers: Callable[[BlockQuery], Layers]
+        self,
+        host: str,
+        find_secret: FindSecret,
+        read_layers: Callable[[BlockQuery], Layers],
+        staging: Staging | None = None,
     ) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=MAX_CONNECTIONS)
         self.address: tuple[str, int] = host, self._listener.getsockname()[1]
-        self._find_secret, self._read = find_secret, read_layers
+        self._find_secret, self._read, self._staging = find_secret, read_layers, staging
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
         threading.Thread(target=self._accept, name="kv-handover", daemon=True).start()
 
@@ -82,7 +98,7 @@ class DataPort:
 
     def _serve(self, connection: socket.socket) -> None:
         try:
-            with connection, suppress(OSError, TransferError):
+            with connection, suppress(OSError, TransferError, StagingError):
                 self._answer(connection)
         finally:
             self._slots.release()
@@ -98,24 +114,58 @@ class DataPort:
         if secret is None or not hmac.compare_digest(mac, _mac(secret, nonce, raw)):
             return
         connection.settimeout(IDLE_S)
-        for name, data in self._read(query):
-            header = msgspec.json.encode(LayerHeader(name, len(data)))
-            connection.sendall(len(header).to_bytes(4, "big") + header)
-            connection.sendall(data)
-            connection.sendall(_mac(secret, nonce, header, data))
+        with reserve(self._staging if query.nixl else None) as staging:
+            for name, data in self._read(query):
+                staged = staging.write(data) if staging else None
+                header = msgspec.json.encode(LayerHeader(name, len(data), staged))
+                connection.sendall(len(header).to_bytes(4, "big") + header)
+                if staging and staged:
+                    connection.sendall(_mac(secret, nonce, header))
+                    staging.wait_for_target(connection)
+                    _receive(connection, len(READ_DONE))
+                else:
+                    connection.sendall(data)
+                connection.sendall(_mac(secret, nonce, header, data))
         connection.sendall(bytes(4))
 
 
+GetSize = Callable[[str], int]
+
+
 def fetch_layers(
-    address: tuple[str, int], secret: str, query: BlockQuery, get_layer_size: Callable[[str], int]
+    address: tuple[str, int],
+    secret: str,
+    query: BlockQuery,
+    get_size: GetSize,
+    staging: Staging | None = None,
 ) -> Layers:
     """Yield the name and the bytes of each queried layer that the source at `address` has.
 
-    `get_layer_size` returns the expected size of a layer in bytes, and raises KeyError if the layer is unknown.
+    `get_size` returns the expected size of a layer in bytes, and raises KeyError if the layer is unknown. With `staging`,
+    layers that the source stages are read with NIXL. If that fails, they are fetched over TCP.
 
     Raises:
         TransferError: The source disconnects, sends nothing for 20 seconds, or sends invalid data.
     """
+    missing = set(query.layers)
+    with reserve(staging) as reserved:
+        if reserved is not None:
+            try:
+                for name, data in _fetch(address, secret, replace(query, nixl=True), get_size, reserved):
+                    missing.discard(name)
+                    yield name, data
+            except StagingError as error:
+                reserved.failures += 1
+                log.warning("NIXL transfer failed, TCP continues it: %s", error)
+            else:
+                return
+    yield from _fetch(address, secret, replace(query, layers=tuple(missing)), get_size, None)
+
+
+def _fetch(
+    address: tuple[str, int], secret: str, query: BlockQuery, get_size: GetSize, staging: Staging | None
+) -> Layers:
+    """Fetch layers through one connection. Raises StagingError for failures that TCP can repair, else TransferError."""
     try:
         with socket.create_connection(address, CONNECT_S) as connection:
             connection.settimeout(IDLE_S)
@@ -124,13 +174,22 @@ def fetch_layers(
             connection.sendall(len(raw).to_bytes(4, "big") + raw + _mac(secret, nonce, raw))
             while header := _receive_header(connection):
                 layer = _decode(header, LayerHeader)
-                expected = get_layer_size(layer.name)
+                expected = get_size(layer.name)
                 if layer.size != expected:
                     raise TransferError(f"layer {layer.name} has {layer.size} bytes, expected {expected}")
-                data = _receive(connection, layer.size)
+                if layer.staged is None:
+                    data = _receive(connection, layer.size)
+                elif staging is None or not hmac.compare_digest(
+                    _receive(connection, MAC), _mac(secret, nonce, header)
+                ):
+                    raise TransferError(f"the header of staged layer {layer.name} is invalid")
+                else:
+                    data = staging.read(layer.staged, layer.size, connection)
+                    connection.sendall(READ_DONE)
                 mac = _receive(connection, MAC)
                 if not hmac.compare_digest(mac, _mac(secret, nonce, header, data)):
-                    raise TransferError(f"the bytes of layer {layer.name} do not match their MAC")
+                    error = TransferError if layer.staged is None else StagingError
+                    raise error(f"the bytes of layer {layer.name} do not match their MAC")
                 yield layer.name, data
     except KeyError as error:
         raise TransferError(f"the source sent a layer that this server does not have: {error}") from error

@@ -1,10 +1,15 @@
 """Messages and transfers that move KV: signed, authenticated, verified and bounded."""
 
+import mmap
+import os
 import secrets
+import signal
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 
 import pytest
 from hypothesis import given
@@ -12,7 +17,9 @@ from hypothesis import strategies as st
 
 from coldstart.contract import handover
 from coldstart.contract.handover import HandoverError, Pin, Pull
+from coldstart.vllm.handover import staging as staging_module
 from coldstart.vllm.handover import wire
+from coldstart.vllm.handover.staging import StagedLayer, Staging, StagingError
 from coldstart.vllm.handover.wire import BlockQuery, DataPort, Layers, TransferError, fetch_layers
 
 PIN = Pin("request", 3, handover.digest_tokens([1, 2, 3]))
@@ -50,11 +57,13 @@ def test_a_changed_message_is_refused(data: st.DataObject) -> None:
 
 
 @contextmanager
-def _port(layers: dict[str, bytes] = LAYERS, secret: str = SECRET) -> Iterator[DataPort]:
+def _port(
+    layers: dict[str, bytes] = LAYERS, secret: str = SECRET, staging: Staging | None = None
+) -> Iterator[DataPort]:
     def read(query: BlockQuery) -> Layers:
         yield from ((name, data) for name, data in layers.items() if name in query.layers)
 
-    port = DataPort("127.0.0.1", lambda pin: secret if pin == "p" else None, read)
+    port = DataPort("127.0.0.1", lambda pin: secret if pin == "p" else None, read, staging)
     try:
         yield port
     finally:
@@ -93,14 +102,14 @@ def test_other_layers_are_refused(layers: dict[str, bytes]) -> None:
 
 
 @contextmanager
-def _meddling(port: DataPort, position: int | None, flip: int = 0) -> Iterator[tuple[str, int]]:
+def _meddling(port: tuple[str, int], position: int | None, flip: int = 0) -> Iterator[tuple[str, int]]:
     """Pass connections on to the port; change the byte at `position`, or end the connection there if `flip` is 0."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def relay() -> None:
         inner, _ = listener.accept()
         # The reader closes its connection as soon as it finds the change.
-        with inner, socket.create_connection(port.address) as outer, suppress(OSError):
+        with inner, socket.create_connection(port) as outer, suppress(OSError):
             threading.Thread(target=_copy, args=(inner, outer), daemon=True).start()
             seen = 0
             while data := outer.recv(1 << 16):
@@ -118,6 +127,7 @@ def _meddling(port: DataPort, position: int | None, flip: int = 0) -> Iterator[t
         try:
             while data := source.recv(1 << 16):
                 sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
         except OSError:
             pass
 
@@ -148,7 +158,7 @@ def test_no_changed_byte_is_accepted_and_no_cut_is_taken_for_the_end(monkeypatch
     with _port() as port:
         for position in sorted(positions):
             for flip in (0, 1 << secrets.randbelow(8)):
-                with _meddling(port, position, flip) as address:
+                with _meddling(port.address, position, flip) as address:
                     read = {}
                     try:
                         for name, data in fetch_layers(address, SECRET, QUERY, _size):
@@ -166,3 +176,172 @@ def test_connections_beyond_the_limit_wait_and_are_served() -> None:
         silent = [socket.create_connection(port.address) for _ in range(wire.MAX_CONNECTIONS)]
         threading.Timer(0.2, lambda: [one.close() for one in silent]).start()
         assert dict(fetch_layers(port.address, SECRET, QUERY, _size)).keys() == LAYERS.keys()
+
+
+# UCX uses TCP in these tests, which every machine has. Without it, NIXL needs a device for RDMA.
+UCX_TLS = "tcp"
+# The machine can be busy.
+BUSY_READ_S = 60.0
+
+
+class _WrongStaging(Staging):
+    """Staging memory whose first layer differs from the layer that the MAC is for."""
+
+    wrong = True
+
+    def write(self, data: bytes | bytearray) -> StagedLayer | None:
+        changed = data[:-1] + bytes([data[-1] ^ self.wrong])
+        self.wrong = False
+        return super().write(changed)
+
+
+class _KilledStaging(Staging):
+    """Staging memory of a source that is killed while the target connects to it."""
+
+    layers = 1
+
+    def wait_for_target(self, connection: socket.socket) -> None:
+        self.layers -= 1
+        if self.layers == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().wait_for_target(connection)
+
+
+class _LaterKilledStaging(_KilledStaging):
+    """Staging memory of a source that is killed while the target reads the second layer."""
+
+    layers = 2
+
+
+class _StalledStaging(Staging):
+    """Staging memory of a source that makes no progress until the target disconnects."""
+
+    def wait_for_target(self, connection: socket.socket) -> None:
+        connection.recv(1)
+        raise StagingError("the target has disconnected")
+
+
+def _run_source(pipe: Connection, staging: type[Staging] | None, size: int) -> None:
+    """Serve LAYERS from another process until the pipe is closed."""
+    os.environ["UCX_TLS"] = UCX_TLS
+    staging_module.STAGING_BYTES, staging_module.READ_S = size, BUSY_READ_S
+    with _port(staging=None if staging is None else staging()) as port, suppress(EOFError):
+        pipe.send(port.address)
+        pipe.recv()
+
+
+@contextmanager
+def _source(staging: type[Staging] | None, size: int = 1 << 16) -> Iterator[tuple[str, int]]:
+    ours, theirs = get_context("spawn").Pipe()
+    process = get_context("spawn").Process(target=_run_source, args=(theirs, staging, size), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        yield ours.recv()
+    finally:
+        ours.close()
+        process.join()
+
+
+@pytest.fixture
+def staging(monkeypatch: pytest.MonkeyPatch) -> Staging:
+    pytest.importorskip("nixl._api", reason="NIXL is not installed", exc_type=ImportError)
+    monkeypatch.setenv("UCX_TLS", UCX_TLS)
+    monkeypatch.setattr(staging_module, "READ_S", BUSY_READ_S)
+    return Staging()
+
+
+def _fetch_all(address: tuple[str, int], staging: Staging | None) -> dict[str, bytes]:
+    return {name: bytes(data) for name, data in fetch_layers(address, SECRET, QUERY, _size, staging)}
+
+
+def test_layers_arrive_over_nixl_when_both_servers_use_it(staging: Staging) -> None:
+    with _source(Staging) as address:
+        for transfers in (1, 2):
+            assert _fetch_all(address, staging) == LAYERS
+            assert (staging.reads, staging.failures) == (transfers * len(LAYERS), 0)
+    # The next source is another process.
+    with _source(Staging) as address:
+        assert _fetch_all(address, staging) == LAYERS
+        assert (staging.reads, staging.failures) == (3 * len(LAYERS), 0)
+
+
+@pytest.mark.parametrize("source", [None, Staging])
+def test_layers_arrive_over_tcp_when_one_server_does_not_use_nixl(
+    staging: Staging, source: type[Staging] | None
+) -> None:
+    with _source(source) as address:
+        assert _fetch_all(address, staging if source is None else None) == LAYERS
+    assert (staging.reads, staging.failures) == (0, 0)
+
+
+def test_layers_arrive_over_tcp_when_they_are_larger_than_the_staging_memory(
+    staging: Staging,
+) -> None:
+    with _source(Staging, size=mmap.PAGESIZE // 2) as address:
+        assert _fetch_all(address, staging) == LAYERS
+    assert (staging.reads, staging.failures) == (0, 0)
+
+
+def test_a_transfer_uses_tcp_while_another_has_the_staging_memory(staging: Staging) -> None:
+    with _source(Staging) as address:
+        with staging_module.reserve(staging):
+            assert _fetch_all(address, staging) == LAYERS
+        assert staging.reads == 0
+        assert _fetch_all(address, staging) == LAYERS
+        assert staging.reads == len(LAYERS)
+
+
+def test_a_staged_layer_with_a_wrong_mac_is_fetched_over_tcp(staging: Staging) -> None:
+    with _source(_WrongStaging) as address:
+        assert _fetch_all(address, staging) == LAYERS
+        assert (staging.reads, staging.failures) == (1, 1)
+        # Every READ has completed, so NIXL remains usable.
+        assert _fetch_all(address, staging) == LAYERS
+        assert (staging.reads, staging.failures) == (1 + len(LAYERS), 1)
+
+
+def test_a_changed_header_of_a_staged_layer_is_refused_before_nixl_reads_it(
+    staging: Staging,
+) -> None:
+    # The header follows the nonce and its own length. The 60th byte belongs to NIXL's metadata.
+    with (
+        _source(Staging) as address,
+        _meddling(address, wire.NONCE + 4 + 60, flip=1) as meddler,
+        pytest.raises(TransferError, match="header"),
+    ):
+        _fetch_all(meddler, staging)
+    assert (staging.reads, staging.failures) == (0, 0)
+
+
+def test_nixl_is_not_used_again_when_a_read_has_not_completed(
+    staging: Staging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The READ of the stalled source can still write into the staging memory."""
+    monkeypatch.setattr(staging_module, "READ_S", 0.5)
+    with _source(_StalledStaging) as address:
+        assert _fetch_all(address, staging) == LAYERS
+    assert (staging.reads, staging.failures) == (0, 1)
+    with _source(Staging) as address:
+        assert _fetch_all(address, staging) == LAYERS
+    assert (staging.reads, staging.failures) == (0, 1)
+
+
+@pytest.mark.parametrize("source", [_KilledStaging, _LaterKilledStaging])
+def test_a_transfer_fails_before_its_time_limit_when_its_source_is_killed(
+    staging: Staging, source: type[_KilledStaging], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging_module, "READ_S", 3600.0)
+    with _source(source) as address, pytest.raises(TransferError, match="cannot fetch KV"):
+        _fetch_all(address, staging)
+    assert (staging.reads, staging.failures) == (source.layers - 1, 1)
+
+
+@pytest.mark.parametrize(("enabled", "warnings"), [("", 0), ("1", 1)])
+def test_kv_moves_over_tcp_when_nixl_is_unusable(
+    enabled: str, warnings: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("COLDSTART_NIXL", enabled)
+    monkeypatch.setenv("UCX_TLS", "self")
+    assert staging_module.create_staging() is None
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * warnings
