@@ -48,20 +48,6 @@ def test_each_way_of_starting(overlap: Overlap, first: float) -> None:
     assert served.first_token_s == first
 
 
-def test_two_on_one_link_take_turns_for_its_bytes() -> None:
-    models = [FleetModel(name, 20, 25, COSTS) for name in "ab"]
-    done = simulate([one(model="a"), one(model="b")], SERVERS[:1], models, FleetSettings())
-    assert [served.first_token_s for served in done.records] == [11.25, 11.25]
-
-
-def test_weights_in_host_memory_are_not_fetched_again() -> None:
-    model = FleetModel("m", 40, 50, COSTS, idle_s=5.0)
-    asked = [one(0.0, 3), one(100.0, 3)]
-    done = simulate(asked, SERVERS, [model], SETTINGS, roster=Locality(SETTINGS, HOST_MEMORY))
-    assert [served.ttft_s for served in done.records] == [11.25, 2.0 + 1.0 + 2.0 + 0.25 + 1.0]
-    assert done.counts["fetched_bytes"] == 40.0 and done.counts["starts"] == 2
-
-
 def test_a_rank_that_dies_costs_time_and_no_request() -> None:
     fault = [(8.0, events.WorkerEnded("m#1.1", "killed"))]
     done = simulate([one()], SERVERS, [MODEL], FleetSettings(), faults=fault)

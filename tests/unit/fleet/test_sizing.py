@@ -32,13 +32,6 @@ def test_a_rank_of_100_bytes(overlap: Overlap, fetch: float, load: float, second
     assert sizing.predict_loaded_s(replace(TERMS, overlap=overlap), 100, fetch, load) == seconds
 
 
-def test_first_token_of_four_ranks_one_of_them_full() -> None:
-    """s - w + w/s = 3.25."""
-    assert sizing.predict_ttft_s(TERMS, 7.0, 4, 1, 1.5) == 1.5 + 7.0 + 0.25 * 4 + 4.0 * 3.25 + 0.5 * 4
-    assert sizing.predict_tpot_s(TERMS, 4, 1) == pytest.approx(0.1 * 3.25 + 0.5 * 4)
-    assert sizing.compute_slowdown(4, 4) == sizing.compute_slowdown(1, 1) == 1.0
-
-
 COSTS = Costs(container_s=2.0, context_s=1.0, library_s=3.0, prefill_s=1.0, decode_s=0.05)
 SETTINGS = FleetSettings()
 FAST = [Offer(f"s{n}", 2.0, 10.0, 100) for n in range(4)]
@@ -139,10 +132,6 @@ def test_offers_of_the_index_lead_to_the_choice_among_all_servers(seed: int) -> 
     assert chosen > 20
 
 
-def test_server_that_would_delay_others_is_not_chosen() -> None:
-    assert choose(FleetModel("m", 40, 60, COSTS), [Offer("s", 0.0, 10.0, 100)], SETTINGS) is None
-
-
 def test_admitted_fetches_meet_deadlines_and_bytes_add_up() -> None:
     admitted = refused = 0
     for seed in range(400):
@@ -151,16 +140,6 @@ def test_admitted_fetches_meet_deadlines_and_bytes_add_up() -> None:
         # The clock's last bits.
         assert slack > -1e-6 and error < 1e-9
     assert admitted > 800 and refused > 400
-
-
-def test_shares_are_right_across_a_departure() -> None:
-    """b ends at 10, then a has the full rate: 50 + 100 bytes by 20, while equation 4 gives 100."""
-    link = NetworkLink(10.0)
-    link.add("a", 200)
-    link.add("b", 50)
-    assert link.advance(20.0) == [("b", 10.0)]
-    assert link.pending == {"a": 50.0} and link.moved == 200.0
-    assert link.next_end() == 25.0
 
 
 def test_background_takes_what_is_left_and_does_not_count() -> None:

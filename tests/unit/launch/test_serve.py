@@ -87,13 +87,6 @@ Started = Callable[..., Server]
 Template = Callable[[str], template_pool.RunningTemplate]
 
 
-def test_auto_takes_the_warmest_template(started: Started, template: Template) -> None:
-    template("runtime")
-    assert started("auto").mode == "template-runtime"
-    template("engine")
-    assert started("auto").mode == "template-engine"
-
-
 def test_untrusted_bundle_is_omitted_when_its_start_fails(lookup: Lookup, fake_engine: FakeEngine) -> None:
     """Its plain sections, such as a KV cache of one byte, must not prevent a start."""
     fake_engine("serves")
@@ -130,16 +123,6 @@ def test_weights_that_are_lost_while_the_server_starts_are_read_from_the_models_
     assert "does not match its digest" in step.reason and "read from the model's directory" in step.reason
     assert one.mode == "fresh" and one.plan.weights_from is None
     assert one.plan.vllm_args.value("model") == str(lookup.model.path)
-
-
-@pytest.mark.parametrize("mode", ["template-runtime", "template-engine"])
-def test_start_is_fresh_with_reason_when_requested_mode_is_unavailable(started: Started, mode: str) -> None:
-    one = started(mode)
-    (step,) = one.unused.fallbacks
-    assert one.mode == "fresh" and step.stage == mode
-    assert step.reason == f"no {mode} is running for tiny" and "coldstart template start" in str(step.hint)
-    assert one.document()["fast_path"]["mode"] is False and one.document()["fallbacks"][0] == step.encode()
-    assert one.document()["absent"] == []
 
 
 def test_auto_names_a_template_that_died(started: Started, template: Template) -> None:
@@ -201,22 +184,6 @@ def test_start_falls_back_when_a_thawed_server_dies(started: Started, thawed: Fa
     (step,) = one.document()["fallbacks"]
     assert one.mode == "fresh" and step["section"] == "snapshot" and "exit code 7" in step["reason"]
     assert thawed.ends == 1 and thawed.process.poll() is not None
-
-
-def test_an_interrupted_start_ends_its_server(
-    lookup: Lookup, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_engine("serves")
-    caught: list[server_process.ServerProcess] = []
-
-    def interrupted(process: server_process.ServerProcess, *_: object) -> server_process.ReadyServer:
-        caught.append(process)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(server_process, "await_readiness", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        ladder.start(ServeRequest(lookup), PLAN)
-    assert caught[0].wait() == 143
 
 
 class Fake:

@@ -227,10 +227,3 @@ def test_start_without_bundle_streams_by_another_bundles_plan(publish: Publish, 
     asked = made.weights_from
     assert asked is not None and asked.source == SOURCE and made.weights == weights.compute_digest(planned())
     assert made.vllm_args[:2] == OURS and [step.stage for step in made.fallbacks] == ["bundle"]
-
-
-def test_a_directory_without_weights_starts_from_the_bundle(publish: Publish, model: ResolvedModel) -> None:
-    bundle = publish(weights=planned())
-    made = _planned(_missed(model, bundle, ABSENT).drop_weights())
-    assert made.key == bundle.key_digest and made.compile_dir is not None
-    assert "bundle" not in {step.stage for step in made.fallbacks}

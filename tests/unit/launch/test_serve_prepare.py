@@ -125,14 +125,6 @@ def test_too_small_kv_cache(publish: Publish, model: ResolvedModel, monkeypatch:
     assert prepare_plan(bundle, model).vllm_args[-2:] == ("--kv-cache-memory-bytes", "4096")
 
 
-def test_untrusted_code_is_not_unpacked(publish: Publish, model: ResolvedModel, tmp_path: Path) -> None:
-    bundle = publish(signer=sign.load_host_key(tmp_path / "stranger"), kv=KV, modelinfo={})
-    sign.load_host_key(paths.state_dir())
-    plan = prepare_plan(bundle, model)
-    assert "is not a trusted key" in reasons(plan)["compile"] and plan.compile_dir is None
-    assert list(Cache.at().unpacked.glob("*")) == []
-
-
 def test_untrusted_modelinfo_is_not_written(publish: Publish, model: ResolvedModel, tmp_path: Path) -> None:
     """vLLM would use the file in every later start, and an untrusted canary token must not affect a start."""
     info = {"canary": CANARY, "vllm_modelinfos": {"some.module.Model.json": '{"a": 1}'}}

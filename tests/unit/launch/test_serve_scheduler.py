@@ -73,18 +73,6 @@ def test_deadline_classes_are_checked_and_reach_vllm(tmp_path: Path, monkeypatch
         scheduler.check_scheduler(fcfs(classes="classes.toml"), PLAN.vllm_args)
 
 
-def test_shadow_adds_its_settings_to_vllms_own_scheduler(publish: Publish) -> None:
-    choice = fcfs(shadow_s=60.0)
-    given = flags(scheduler.apply_scheduler(PLAN, choice, publish(iterations=PROFILE), on_cpu=True))
-    assert given.keys() == {"--additional-config"}
-    told = SchedulerSettings.from_additional_config(json.loads(given["--additional-config"]))
-    assert replace(told, profile=None) == choice and told.profile is not None
-    with pytest.raises(UsageError, match="--additional-config cannot be combined with --shadow"):
-        scheduler.check_scheduler(choice, Arguments(["--additional-config", "{}"]))
-    with pytest.raises(UsageError, match="cannot use --shadow with skip-join-mlfq"):
-        scheduler.check_scheduler(mlfq(shadow_s=60.0), PLAN.vllm_args)
-
-
 def test_settings_and_the_bundles_profile_reach_vllm(publish: Publish) -> None:
     bundle = publish(iterations=PROFILE, kv={"bytes": 4096})
     choice = mlfq(batch=4, first_quantum_s=0.5, eta=2, alpha_s=3.0, oldest_share=0.5, reserve_quantile=0.8)

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -49,15 +48,6 @@ def test_a_template_is_started_listed_found_and_stopped(fake_engine: FakeEngine)
     template_pool.stop(warm)
     assert list(template_pool.list_templates()) == [] and not warm.directory.exists()
     assert warm.pid is not None and not processes.is_alive(warm.pid, warm.birth)
-
-
-def test_runtime_template_serves_every_key(fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_engine("serves")
-    warm = template_pool.start("runtime", PLAN, "tiny", 20)
-    assert template_pool.find_ready("runtime", "sha256:" + "b" * 64) == warm
-    monkeypatch.setattr(sys, "executable", "/another/venv/bin/python")
-    assert template_pool.find_ready("runtime", KEY) is None
-    template_pool.stop(warm)
 
 
 def test_a_second_start_waits_for_the_first_and_is_refused(fake_engine: FakeEngine, tmp_path: Path) -> None:
@@ -214,20 +204,6 @@ def prepare(lookup: Lookup, plan: LaunchPlan) -> preparation.Preparation:
     return prepare_fastest(lookup, plan, lambda name: nullcontext(), 20)
 
 
-def test_an_engine_template_is_started_once_and_found_again(
-    lookup: Lookup, plan: LaunchPlan, fake_engine: FakeEngine, phases: tuple[list[str], preparation.Phase]
-) -> None:
-    fake_engine("serves")
-    names, phase = phases
-    first = prepare_fastest(lookup, plan, phase, 20)
-    assert (first.mode, first.is_new, first.failures) == ("template-engine", True, ())
-    second = prepare_fastest(lookup, plan, phase, 20)
-    assert (second.mode, second.is_new, second.failures) == ("template-engine", False, ())
-    assert names == ["start a template (engine)"]
-    (warm,) = preparation.list_prepared(lookup.cache)
-    assert warm.owner[1:] == (str(lookup.model.path),) * 2 and warm.level == "engine"
-
-
 def test_a_template_belongs_to_the_store_that_started_it(
     lookup: Lookup, plan: LaunchPlan, fake_engine: FakeEngine, tmp_path: Path
 ) -> None:
@@ -237,13 +213,6 @@ def test_a_template_belongs_to_the_store_that_started_it(
     assert not prepare(other, plan).is_new
     assert list(preparation.list_prepared(other.cache)) == []
     assert len(list(preparation.list_prepared(lookup.cache))) == 1
-
-
-def test_template_of_the_user_is_not_owned(lookup: Lookup, plan: LaunchPlan, fake_engine: FakeEngine) -> None:
-    fake_engine("serves")
-    template_pool.start("engine", plan, lookup.model.name, 20)
-    assert prepare(lookup, plan).mode == "template-engine"
-    assert list(preparation.list_prepared(lookup.cache)) == []
 
 
 def test_an_unusable_template_is_replaced(

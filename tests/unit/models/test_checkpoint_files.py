@@ -185,16 +185,8 @@ def test_a_header_over_the_librarys_cap_is_refused(tmp_path: Path) -> None:
     [
         [],
         None,
-        {"a": {}},
-        {"a": {"dtype": "U8", "shape": [1], "data_offsets": [0]}},
         {"a": {"dtype": "U8", "shape": [1], "data_offsets": [1, 0]}},
-        {"a": {"dtype": "U8", "shape": [1], "data_offsets": [-1, 0]}},
-        {"a": {"dtype": "U8", "shape": ["1"], "data_offsets": [0, 1]}},
-        {"a": {"dtype": "U8", "shape": [1.5], "data_offsets": [0, 1]}},
-        {"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, True]}},
-        {"a": {"dtype": "U8", "shape": [-1, -1], "data_offsets": [0, 1]}},
         {"a": {"dtype": "U8", "shape": [2], "data_offsets": [0, 1]}},
-        {"a": {"dtype": "F16", "shape": [1], "data_offsets": [0, 1]}},
         {name: {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]} for name in ("a", "b")},
     ],
 )

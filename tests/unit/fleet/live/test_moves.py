@@ -125,18 +125,6 @@ async def test_a_stream_moves_with_its_kv_where_the_pipeline_holds_it(tmp_path: 
         await wait_until(lambda: all(rank.ended.done() for rank in ranks))
 
 
-async def test_stream_without_tokens_moves(tmp_path: Path) -> None:
-    async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
-        ranks, beside = await _pipeline(stage)
-        ranks[0].servers = replace(ranks[0].servers, pause_s=300.0)
-        moved = asyncio.create_task(stage.events("a", "s", max_tokens=20, temperature=0))
-        await wait_until(lambda: ranks[0].asked)
-        beside.gate.set()
-        assert _ids(await moved) == generated("s", 20) and stage.control.moves.moved_count == 1
-        # The pipeline ends.
-        await wait_until(lambda: all(rank.ended.done() for rank in ranks))
-
-
 async def test_unmovable_stream_ends_in_the_pipeline(tmp_path: Path) -> None:
     async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
         ranks, stays = await _stay(stage, 30)
@@ -237,29 +225,6 @@ async def test_restarted_fleet_finds_both_and_stops_the_pipeline(tmp_path: Path)
         await wait_until(lambda: all(rank.ended.done() for rank in ranks))
         assert len(list(stage.rig.servers())) == 3
         assert (await stage.ask("a", pieces=1))[0] == 200
-
-
-async def test_dead_server_breaks_no_resumable_stream(tmp_path: Path) -> None:
-    async with fleet(tmp_path) as stage:
-        _paced(stage, 0.02)
-        stage.deploy(deployment("a", most=1, batch=20))
-        asked = [
-            asyncio.create_task(stage.events("a", f"p{n}", max_tokens=40, temperature=0)) for n in range(10)
-        ]
-        lost = asyncio.create_task(stage.events("a", "x", max_tokens=40, temperature=0, logprobs=1))
-        await wait_until(lambda: any(len(server.asked) == 11 for server in stage.rig.servers()))
-        await wait_until(lambda: stage.control.facts.get_model("a").chunks_streamed >= 44)
-        (first,) = stage.rig.servers()
-        first.over.set()
-        for n, lines in enumerate(await asyncio.gather(*asked)):
-            assert _ids(lines) == generated(f"p{n}", 40)
-        assert b"disconnected" in (await lost)[-1]
-        assert stage.control.resumed_count == 10 and stage.control.moves.moved_count == 0
-        text = stage.control.metrics.format_text()
-        assert b"coldstart_fleet_resumed_total 10.0" in text and b"coldstart_fleet_migrated_total 0.0" in text
-        (_, second) = stage.rig.servers()
-        # What had been made was not made again.
-        assert all(len(body["prompt"]) > 2 and body["max_tokens"] < 40 for body in second.bodies)
 
 
 async def test_stream_stopped_after_its_last_token_sends_no_request(tmp_path: Path) -> None:
