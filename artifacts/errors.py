@@ -197,10 +197,7 @@ class NotRegularError(BundleError, OSError):
     code = "CS-FILE"
     exit_code = ERROR
     default_hint = "replace it with a regular file"
-
-    def __init__(self, message: str | Sequence[str], *, hint: str | None = None) -> None:
-        super().__init__(message, hint=hint)
-        self.strerror = "not a regular file"
+    strerror = "not a regular file"
 
 
 class RemoteFailedError(BundleError):

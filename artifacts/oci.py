@@ -71,10 +71,6 @@ class Descriptor(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"
         """Return the descriptor as a JSON object."""
         return dict(msgspec.to_builtins(self))
 
-    def without_annotations(self) -> Descriptor:
-        """Return a copy without annotations."""
-        return msgspec.structs.replace(self, annotations={})
-
 
 def describe_blob(data: bytes, media_type: str) -> Descriptor:
     """Return the descriptor of a blob in memory."""

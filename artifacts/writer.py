@@ -154,7 +154,7 @@ class Staging:
         layer = self.add_blob(payload, oci.SIGNATURE_TYPE)
         config = self.add_blob(b"{}", oci.EMPTY_TYPE)
         image = oci.ImageManifest(
-            oci.SIGNATURE_TYPE, config, (layer,), subject.without_annotations(), _SIGSTORE
+            oci.SIGNATURE_TYPE, config, (layer,), replace(subject, annotations={}), _SIGSTORE
         )
         entry = self.add_blob(image.serialize(), oci.MANIFEST_TYPE)
         return replace(entry, artifact_type=oci.SIGNATURE_TYPE, annotations={oci.SUBJECT: subject.digest})

@@ -119,7 +119,7 @@ def join(
     env = {str(environment.CACHE_DIR): str(common.cache.root)}
     if local is not None and local.token and local.ray == (address or local.ray):
         env["RAY_AUTH_TOKEN"] = local.token
-    command = ray_process.build_join_command(spec, address or local_state.require().ray)
+    command = ray_process.build_node_command(spec, f"--address={address or local_state.require().ray}")
     ray_process.run_joined_node(command, env, Log(quiet=common.out.quiet))
 
 

@@ -95,7 +95,7 @@ def _summarize_mode(mode: str, measured: BenchRuns, floors: Mapping[str, Summary
     reference = measured.runs.get(run_order.REFERENCE, [])
     first_token = summarize([run.first_token_s for run in runs])
     ratio = paired_ratio(*({run.round: run.first_token_s for run in of} for of in (reference, runs)))
-    least = floors["imports_s"] if run_order.starts_new_interpreter(mode) else None
+    least = floors["imports_s"] if mode in (*run_order.BASELINES, run_order.FRESH) else None
     service = floors["service_s"]
     floor_s = least["median"] + service["median"] if least and service else None
     return {

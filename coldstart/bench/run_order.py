@@ -109,8 +109,3 @@ def count_warmups(mode: str, requested: int, *, cold_first: bool) -> int:
     if mode == VLLM_WARM:
         return max(requested, 1) - cold_first
     return max(requested, 1) if mode in BASELINES else requested
-
-
-def starts_new_interpreter(mode: str) -> bool:
-    """Return whether a start in this mode launches a new interpreter, which must import vLLM."""
-    return mode in (*BASELINES, FRESH)

@@ -130,11 +130,6 @@ def list_group_sizes(required: int, most: int = MOST_RANKS) -> Iterator[int]:
     yield from range(least - 1, 0, -1)
 
 
-def count_min_full_workers(ranks: int, required: int, consolidate: bool) -> int:
-    """Return the minimum number of workers in a group that have memory for the full model. They remain after consolidation."""
-    return max(1, min(ranks, required)) if consolidate or ranks == 1 else 0
-
-
 Hops = Mapping[str, Mapping[str, float]]
 """Measured transfer times between pairs of servers in seconds, by their names in alphabetical order."""
 
@@ -214,7 +209,9 @@ def list_schemes(
         if ranks in model.unavailable:
             continue
         ordered = _order_offers(model, offers, ranks)
-        for full in range(count_min_full_workers(ranks, required, settings.consolidate), ranks + 1):
+        # After consolidation, only the workers with memory for the full model remain.
+        least = max(1, min(ranks, required)) if settings.consolidate or ranks == 1 else 0
+        for full in range(least, ranks + 1):
             if (found := _build_scheme(model, ordered, settings, ranks, full, waited_s, hops)) is not None:
                 yield found
 

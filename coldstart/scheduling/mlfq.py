@@ -85,7 +85,8 @@ class SkipJoinMlfq:
         self._mark_served(job, now)
         if job.id in self._prefill_s:
             self._update_prefill_time(job)
-        if self._has_used_quantum(job) and job.priority >= 0 and not job.is_within_prompt:
+        used_quantum = job.level_service_s >= self._quantum_limits[job.level]
+        if used_quantum and job.priority >= 0 and not job.is_within_prompt:
             self._demote(job)
 
     def add_decode_step(self, jobs: Iterable[Job], seconds: float, now: float) -> None:
@@ -162,9 +163,6 @@ class SkipJoinMlfq:
         del self.queues[job.level][job.id]
         self._enqueue(job, level)
         self.moved += 1
-
-    def _has_used_quantum(self, job: Job) -> bool:
-        return job.level_service_s >= self._quantum_limits[job.level]
 
     def _demote(self, job: Job) -> None:
         self._promoted.discard(job.id)

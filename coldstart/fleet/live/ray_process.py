@@ -102,11 +102,6 @@ def build_head_command(server: ServerSpec | None, directory: Path, port: int) ->
     return build_node_command(server, "--head", "--include-dashboard=false", "--no-monitor", *own)
 
 
-def build_join_command(server: ServerSpec, address: str) -> list[str]:
-    """Build the command that starts a node and joins it to the cluster at `address`."""
-    return build_node_command(server, f"--address={address}")
-
-
 def create_private_directory() -> Path:
     """Create a private directory for Ray. It is in /tmp if the default location would make socket paths too long."""
     longest = Path(tempfile.gettempdir(), f"{_PREFIX}12345678{_SOCKET}")

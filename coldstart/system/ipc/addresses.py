@@ -13,14 +13,9 @@ from coldstart.errors import UsageError
 _ALL = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
-def choose_local_host(host: str) -> str:
-    """Return the host that local clients connect to: the loopback address if the server listens on all addresses."""
-    return _ALL.get(host, host)
-
-
 def build_local_url(host: str, port: object, scheme: str = "http") -> str:
     """Return the URL, without a path, that local clients of the server at `host` and `port` use."""
-    name = choose_local_host(host)
+    name = _ALL.get(host, host)
     return f"{scheme}://[{name}]:{port}" if ":" in name else f"{scheme}://{name}:{port}"
 
 

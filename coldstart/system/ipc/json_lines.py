@@ -49,7 +49,10 @@ class Channel:
     def send(self, message: Mapping[str, Any], descriptors: tuple[int, ...] = ()) -> None:
         """Send one message, with `descriptors` attached to its first byte, and block until it is sent. Raises OSError."""
         line = encode_message(message)
-        sent = send_available(self.socket, line, descriptors)
+        rights = (
+            [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        )
+        sent = self.socket.sendmsg([line], rights)
         if sent < len(line):  # sending zero bytes would fail if the peer has closed since
             self.socket.sendall(memoryview(line)[sent:])
 
@@ -125,17 +128,6 @@ class Channel:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def send_available(
-    connection: socket.socket, data: bytes | bytearray, descriptors: tuple[int, ...] = ()
-) -> int:
-    """Send as many bytes as the socket accepts, with `descriptors` attached to the first byte, and return their number.
-
-    Raises OSError.
-    """
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
-    return connection.sendmsg([data], rights)
 
 
 def _parse_object(line: bytes) -> dict[str, Any]:

@@ -154,7 +154,7 @@ def create_config(args: Namespace) -> Any:
     if not getattr(args, "enable_flash_late_interaction", True) and compat.check("late-interaction") is None:
         import_cli_args().propagate_flash_late_interaction(args, engine_args)
     config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
-    if sleep.is_chosen(args):
+    if args.worker_extension_cls == sleep.EXTENSION:
         config.model_config.sleep_mode_backend = sleep.NAME  # vLLM has no argument for the backend
     return config
 

@@ -27,11 +27,6 @@ def choose_backend(args: Namespace) -> Fallback | None:
     return None if reason is None else Fallback(STAGE, f"{reason.rstrip('.')}; {OWN}")
 
 
-def is_chosen(args: Namespace) -> bool:
-    """Return whether `choose_backend` has chosen this backend."""
-    return bool(args.worker_extension_cls == EXTENSION)
-
-
 def _find_reason(args: Namespace) -> str | None:
     if args.worker_extension_cls:
         return f"--worker-extension-cls is {args.worker_extension_cls}"

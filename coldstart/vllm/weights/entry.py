@@ -32,14 +32,16 @@ def _add() -> None:
 
 
 def _register() -> None:
-    from coldstart.vllm.weights.loader import register_loader
+    from vllm.model_executor.model_loader import register_model_loader
+
+    from coldstart.vllm.weights.loader import ColdLoader
 
     # vLLM would log the registration at every start, even if the format is not used.
     logger = logging.getLogger(_TABLE)
     level = logger.level
     logger.setLevel(logging.WARNING)
     try:
-        register_loader(LOAD_FORMAT)
+        register_model_loader(LOAD_FORMAT)(ColdLoader)
     finally:
         logger.setLevel(level)
 

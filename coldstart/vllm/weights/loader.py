@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 from vllm.config import LoadConfig, ModelConfig
 from vllm.config.utils import replace
-from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 from coldstart.contract.plan import LaunchPlan
@@ -40,11 +39,6 @@ DTYPES = {
 }  # fmt: skip
 # Attributes of a model that make vLLM choose or filter files by the model's own rules.
 _OWN_RULES = ("allow_patterns_overrides", "secondary_weights", "is_unused_checkpoint_weight")
-
-
-def register_loader(load_format: str) -> None:
-    """Register ColdLoader in vLLM under the given load format."""
-    register_model_loader(load_format)(ColdLoader)
 
 
 class ColdLoader(DefaultModelLoader):
