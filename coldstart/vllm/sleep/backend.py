@@ -28,14 +28,10 @@ from coldstart.vllm.sleep.device import (
     WEIGHTS,
     CudaWeights,
     Device,
-    MemoryFileBudget,
     MemoryFileWeights,
     free_tensor_pages,
 )
 from coldstart.vllm.sleep.memory import Arena, ArenaPool, ArenaSpaceError
-
-MEMORY_FILES = MemoryFileBudget()
-"""Budget of the memory that replaces GPU memory in a process without a GPU."""
 
 
 class ColdstartBackend(CuMemBackend):
@@ -205,7 +201,7 @@ class SleepExtension:
         model = worker.model_runner.get_model()
         device: Device
         if current_platform.is_cpu():
-            device = MemoryFileWeights(MEMORY_FILES)
+            device = MemoryFileWeights()
             # Exclude buffers: the models of a process share those of rotary embeddings.
             device.move_tensors(model.parameters())
         else:

@@ -26,7 +26,6 @@ from coldstart.system.proc.mappings import (
     find_complete_pages,
     free_pages,
     map_memory,
-    unmap_memory,
 )
 from coldstart.vllm.sleep.memory import hash_tensor
 
@@ -49,24 +48,11 @@ class Device(Protocol):
     def unpin(self, address: int) -> None: ...
 
 
-class MemoryFileBudget:
-    """Budget of `capacity` bytes for mapped memory files (None: no limit), which the engines in one process can share."""
-
-    def __init__(self, capacity: int | None = None) -> None:
-        self.capacity, self.used = capacity, 0
-
-    def reserve(self, size: int) -> None:
-        """Reserve `size` bytes of the budget. Raises MemoryError if this would exceed the budget."""
-        if self.capacity is not None and self.used + size > self.capacity:
-            raise MemoryError(f"cannot map {size} bytes: {self.used} of {self.capacity} bytes are in use")
-        self.used += size
-
-
 class MemoryFileWeights:
     """Weights of one CPU engine in memory files. `move_tensors` moves them there."""
 
-    def __init__(self, budget: MemoryFileBudget) -> None:
-        self._budget, self._regions, self._mapped = budget, list[Region](), set[Region]()
+    def __init__(self) -> None:
+        self._regions, self._mapped = list[Region](), set[Region]()
 
     def move_tensors(self, tensors: Iterable[torch.Tensor]) -> None:
         """Move each tensor's storage to its own memory region. Tensors that share a storage share its region."""
@@ -93,25 +79,18 @@ class MemoryFileWeights:
         return region in self._mapped
 
     def map(self, region: Region) -> None:
-        self._budget.reserve(region.size)
-        descriptor = -1
+        descriptor = os.memfd_create("coldstart-device", os.MFD_CLOEXEC)
         try:
-            descriptor = os.memfd_create("coldstart-device", os.MFD_CLOEXEC)
             os.posix_fallocate(descriptor, 0, region.size)
             map_memory(region.size, descriptor, region.address)
-        except OSError:
-            self._budget.used -= region.size
-            raise
         finally:
-            if descriptor >= 0:
-                os.close(descriptor)  # the mapping keeps the memory
+            os.close(descriptor)  # the mapping keeps the memory
         self._mapped.add(region)
 
     def unmap(self, region: Region) -> None:
         # Keep the addresses reserved, so that nothing else is mapped there.
         map_memory(region.size, at=region.address, access=NO_ACCESS)
         self._mapped.discard(region)
-        self._budget.used -= region.size
 
     def read(self, region: Region, to: int) -> None:
         ctypes.memmove(to, region.address, region.size)
@@ -130,14 +109,6 @@ class MemoryFileWeights:
 
     def unpin(self, address: int) -> None:
         """Do nothing, because no memory is pinned."""
-
-    def close(self) -> None:
-        """Free the regions. Their tensors must not be used afterwards."""
-        for region in self._regions:
-            if region in self._mapped:
-                self.unmap(region)
-            unmap_memory(region.address, region.size)
-        self._regions.clear()
 
 
 class CudaWeights:

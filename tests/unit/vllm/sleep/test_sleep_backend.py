@@ -23,11 +23,11 @@ pytestmark = pytest.mark.slow
 class Engine:
     """A model of two layers and a buffer on a CPU device, and its backend. `seed` stands for a checkpoint."""
 
-    def __init__(self, arenas: ArenaPool, seed: int, memory: Any = None) -> None:
+    def __init__(self, arenas: ArenaPool, seed: int) -> None:
         self.seed, self.loads, self.reads = seed, 0, 0
         self.model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)).requires_grad_(False)
         self.model.register_buffer("scale", torch.full((4,), 0.5))
-        self.device = device.MemoryFileWeights(memory or device.MemoryFileBudget())
+        self.device = device.MemoryFileWeights()
         self.load()
         self.device.move_tensors([*self.model.parameters(), *self.model.buffers()])
         self.backend, self.cache = backend.ColdstartBackend(arenas), torch.ones(1 << 16)

@@ -18,7 +18,7 @@ SIZE = 1 << 16
 
 
 def test_adopted_tensors_keep_their_values_and_share_storage() -> None:
-    weights = device.MemoryFileWeights(device.MemoryFileBudget())
+    weights = device.MemoryFileWeights()
     base = torch.arange(24, dtype=torch.float32).reshape(4, 6)
     one, other = torch.nn.Parameter(base.t(), requires_grad=False), base[1:]
     weights.move_tensors([one, other])
@@ -31,23 +31,10 @@ def test_adopted_tensors_keep_their_values_and_share_storage() -> None:
     assert not weights.is_mapped(region)
     weights.map(region)
     assert one.data_ptr() == address and not one.any()
-    weights.close()
 
 
-def test_memory_file_budget_refuses_regions_above_its_capacity() -> None:
-    shared = device.MemoryFileBudget(2 * device.PAGE)
-    first, second = device.MemoryFileWeights(shared), device.MemoryFileWeights(shared)
-    first.move_tensors([torch.ones(2 * device.PAGE, dtype=torch.uint8)])
-    with pytest.raises(MemoryError, match="8192 of 8192 bytes are in use"):
-        second.move_tensors([torch.ones(1)])
-    for region in first.regions():
-        first.unmap(region)
-    assert shared.used == 0
-
-
-def test_memory_file_budget_frees_what_a_failed_map_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
-    shared = device.MemoryFileBudget()
-    weights = device.MemoryFileWeights(shared)
+def test_a_region_that_cannot_be_mapped_stays_unmapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = device.MemoryFileWeights()
     weights.move_tensors([torch.ones(1)])
     (region,) = weights.regions()
     weights.unmap(region)
@@ -60,7 +47,7 @@ def test_memory_file_budget_frees_what_a_failed_map_reserved(monkeypatch: pytest
         patched.setattr(device, "map_memory", fail)
         with pytest.raises(OSError, match="no memory"):
             weights.map(region)
-    assert shared.used == 0 and not weights.is_mapped(region)
+    assert not weights.is_mapped(region)
     assert len(list(Path("/proc/self/fd").iterdir())) == opened
     weights.map(region)
 
