@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar
 
-SUCCESS = 0
 CHECK_FAILED = 1
 ERROR = 2
 NO_BUNDLE = 3

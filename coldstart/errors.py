@@ -4,30 +4,12 @@ Every error states what failed, on which object and why. `hint` is a command or 
 is one.
 """
 
-from coldstart.artifacts.errors import (
-    AUTH_REQUIRED,
-    CHECK_FAILED,
-    ERROR,
-    NO_BUNDLE,
-    SUCCESS,
-    ColdstartError,
-    describe_reason,
-)
-
-__all__ = [
-    "AUTH_REQUIRED",
-    "CHECK_FAILED",
-    "ERROR",
-    "NO_BUNDLE",
-    "SUCCESS",
-    "AuthRequiredError",
-    "ColdstartError",
-    "CommandFailedError",
-    "LaunchRefusedError",
-    "NoBundleError",
-    "UsageError",
-    "describe_reason",
-]
+from coldstart.artifacts.errors import AUTH_REQUIRED as AUTH_REQUIRED
+from coldstart.artifacts.errors import CHECK_FAILED as CHECK_FAILED
+from coldstart.artifacts.errors import ERROR as ERROR
+from coldstart.artifacts.errors import NO_BUNDLE as NO_BUNDLE
+from coldstart.artifacts.errors import ColdstartError as ColdstartError
+from coldstart.artifacts.errors import describe_reason as describe_reason
 
 
 class CommandFailedError(ColdstartError):

@@ -45,7 +45,7 @@ from coldstart.launch import completions
 from coldstart.system.ipc import addresses
 from coldstart.system.paths import Cache
 from coldstart.validate.launchers import coldstart_command
-from coldstart.weights.prefetch import client
+from coldstart.weights.prefetch import PrefetchError, client
 from tests.tools.link_cluster import LinkCluster, find_missing, link_cluster  # type: ignore[import-not-found]
 
 NAMESPACE, READY_S, POLL_S = "BENCHMARK_NAMESPACE", 180.0, 0.02
@@ -94,7 +94,7 @@ class LinkedNode(node.NodeServers):
         place = self.directory / "coldstart"
         while process.pace is not None:
             found = None
-            with suppress(client.PrefetchError, OSError):
+            with suppress(PrefetchError, OSError):
                 found = await asyncio.to_thread(client.set_pace, process.pace, directory=place)
             if found is not None and found["ended"]:
                 self._report(RankFetched(worker, found["bytes"], found["seconds"], found["limited"]))

@@ -177,9 +177,9 @@ def start_early(plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[ExitSta
     given, early, reading = plan.vllm_args, ExitStack(), None
     is_ours = given.value("load_format") == LOAD_FORMAT
     if is_ours and (asked := plan.weights_from):
-        from coldstart.weights.prefetch import client
+        from coldstart.weights.prefetch import PrefetchError, client
 
-        with suppress(client.PrefetchError):  # the loader repeats the fetch and logs the error
+        with suppress(PrefetchError):  # the loader repeats the fetch and logs the error
             known = asked.read()
             names = _list_node_tensors(known, config, given)
             early.callback(client.start_early(asked.source, known, names, pace=asked.pace).close)

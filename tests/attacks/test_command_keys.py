@@ -19,7 +19,7 @@ from tools.raw_server import Asked, RawServer, answer, answering, dribble, flood
 
 from coldstart.contract.environment import PREFETCH_TOKEN
 from coldstart.errors import CommandFailedError, UsageError
-from coldstart.weights.prefetch import client, fetcher, http_source
+from coldstart.weights.prefetch import PrefetchFailedError, client, fetcher, http_source
 from coldstart.weights.prefetch.sources import SourceUnusableError, redact_address
 
 KEY = "typed-admin-key-0123456789"
@@ -287,7 +287,7 @@ def test_status_shows_presigned_address_without_its_signature(tmp_path: Path) ->
         for url in (server.url, good.url):
             with client.attach(url + query, plan, directory=runtime) as attached:
                 if url == server.url:
-                    with pytest.raises(client.PrefetchFailedError) as failed:
+                    with pytest.raises(PrefetchFailedError) as failed:
                         attached.wait_for_tensors()
                     assert "s3cret" not in str(failed.value) and "403" in str(failed.value)
                 else:

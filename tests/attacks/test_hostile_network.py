@@ -25,7 +25,7 @@ from tools.bundles import publish
 from tools.raw_server import Asked, answer, answering, dribble, flood, say
 
 from coldstart.validate.checks import check
-from coldstart.weights.prefetch import client
+from coldstart.weights.prefetch import PrefetchFailedError, client
 from coldstart.weights.prefetch.http_source import HttpSource, headers
 from coldstart.weights.prefetch.sources import SourceUnavailableError, SourceUnusableError
 
@@ -335,7 +335,7 @@ def test_fetch_fails_when_source_is_too_slow(tmp_path: Path) -> None:
         client.attach(slow.url, plan, directory=runtime) as attached,
     ):
         began = time.monotonic()
-        with pytest.raises(client.PrefetchFailedError, match="bytes"):
+        with pytest.raises(PrefetchFailedError, match="bytes"):
             attached.wait_for_tensors()
         assert time.monotonic() - began < 30
 
@@ -354,7 +354,7 @@ def test_fetch_fails_when_each_connection_sends_one_byte(tmp_path: Path) -> None
         answering(behave) as slow,
         prefetcher(tmp_path / "r", **settings) as runtime,
         client.attach(slow.url, plan, directory=runtime) as attached,
-        pytest.raises(client.PrefetchFailedError, match="arrives too slowly"),
+        pytest.raises(PrefetchFailedError, match="arrives too slowly"),
     ):
         attached.wait_for_tensors()
     shutil.rmtree(tmp_path / "r")

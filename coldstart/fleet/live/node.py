@@ -38,7 +38,7 @@ from coldstart.launch.scheduler import reserve_cores
 from coldstart.system.ipc.addresses import find_free_port
 from coldstart.system.proc.scratch import PREFIX, private_directory
 from coldstart.vllm.handover import handover_arguments
-from coldstart.weights.prefetch import client
+from coldstart.weights.prefetch import PrefetchError, client
 
 EVENT_WAIT_S = 5.0
 FETCH_POLL_S = 0.25
@@ -199,7 +199,7 @@ class NodeServers:
         """
         while process.pace is not None:
             progress = None
-            with suppress(client.PrefetchError, OSError):
+            with suppress(PrefetchError, OSError):
                 progress = await asyncio.to_thread(client.set_pace, process.pace)
             if progress is not None and progress["ended"]:
                 self._report(

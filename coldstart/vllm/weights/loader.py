@@ -137,7 +137,7 @@ class _RankTensors:
         return region + ([("files", self._mapped)] if self.paths else [])
 
     def _region(self, left: Sequence[Tensor]) -> TensorSource:
-        from coldstart.weights.prefetch import client
+        from coldstart.weights.prefetch import PrefetchError, client
 
         assert self.asked is not None and self.plan is not None
         names = [tensor.name for tensor in left]
@@ -145,7 +145,7 @@ class _RankTensors:
             return PrefetchSource(
                 client.attach(self.asked.source, self.plan, names=names, pace=self.asked.pace)
             )
-        except client.PrefetchError as error:
+        except PrefetchError as error:
             raise SourceLostError(str(error)) from error
 
     def _mapped(self, left: Sequence[Tensor]) -> TensorSource:

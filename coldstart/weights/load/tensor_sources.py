@@ -20,7 +20,7 @@ from coldstart.system.proc import own_process
 from coldstart.weights.checkpoint import Tensor
 
 if TYPE_CHECKING:
-    from coldstart.weights.prefetch.client import WeightsLease
+    from coldstart.weights.prefetch.attached import WeightsLease
 
 # Size of one page-in read: long enough to fill a disk's queue, short enough to get ahead of the first tensor.
 PIECE = 4 << 20

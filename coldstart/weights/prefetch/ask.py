@@ -18,7 +18,7 @@ from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import weight_files
 from coldstart.system.paths import Cache
 from coldstart.weights import weights_plan as weights
-from coldstart.weights.prefetch import client
+from coldstart.weights.prefetch import PrefetchError, client
 from coldstart.weights.prefetch.sources import is_local
 
 
@@ -86,5 +86,5 @@ def fetch_all_files(request: PrefetchRequest) -> dict[str, Any]:
         with client.attach(request.source, request.plan) as attached:
             attached.wait_for_tensors()
             return attached.query_stats()
-    except client.PrefetchError as error:
+    except PrefetchError as error:
         raise CommandFailedError(str(error), hint="run `coldstart prefetch status`") from error

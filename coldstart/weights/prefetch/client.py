@@ -26,28 +26,9 @@ from coldstart.system import paths
 from coldstart.system.ipc import peers
 from coldstart.system.ipc.json_lines import Channel, create_sealed_memfd
 from coldstart.system.timeline import EVENTS_VARIABLE
-from coldstart.weights.prefetch import (
-    PrefetchError,
-    PrefetchFailedError,
-    PrefetchLostError,
-    PrefetchRefusedError,
-    layout,
-)
+from coldstart.weights.prefetch import PrefetchError, PrefetchLostError, PrefetchRefusedError, layout
 from coldstart.weights.prefetch.attached import ANSWER_S, WeightsLease
 from coldstart.weights.prefetch.sources import compute_weights_key, normalize_address
-
-__all__ = [
-    "PrefetchError",
-    "PrefetchFailedError",
-    "PrefetchLostError",
-    "PrefetchRefusedError",
-    "WeightsLease",
-    "attach",
-    "list_prefetcher_sockets",
-    "request",
-    "set_pace",
-    "start_early",
-]
 
 # Variables that a source needs: the prefetcher itself has the environment of its first client.
 _HANDED_ON = ("AWS_", "HF_", environment.PREFETCH_TOKEN)

@@ -16,7 +16,7 @@ from coldstart.system.ipc.json_lines import Channel
 from coldstart.weights.checkpoint import list_tensors
 from coldstart.weights.load.ladder import LoadReport, Rung, load_tensors
 from coldstart.weights.load.tensor_sources import FileSource, PrefetchSource
-from coldstart.weights.prefetch import client
+from coldstart.weights.prefetch import PrefetchFailedError, client
 
 FILE = "model-00001.safetensors"
 STREAMS = 4
@@ -57,7 +57,7 @@ def test_a_byte_that_stays_wrong_is_never_served(
     _, offset, size = weights.tensor("a.20")
     server.settings.flips = [(FILE, offset + size // 2, FOREVER)]
     with client.attach(server.url, weights.plan, names=names, directory=runtime) as attached:
-        with pytest.raises(client.PrefetchFailedError, match=f"{FILE}: tensor 'a.20' at ") as caught:
+        with pytest.raises(PrefetchFailedError, match=f"{FILE}: tensor 'a.20' at ") as caught:
             attached.wait_for_bytes(FILE, offset, size)
         assert "3 fetches" in str(caught.value)
         assert attached.map_file(FILE)[offset + size // 2] == 0

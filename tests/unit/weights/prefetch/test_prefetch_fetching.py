@@ -19,7 +19,7 @@ from support.range_server import RangeServer, run_server
 from tools.raw_server import RawServer, answer, answering
 
 from coldstart.contract.weights import PacedFetch
-from coldstart.weights.prefetch import client, http_source, sources
+from coldstart.weights.prefetch import PrefetchFailedError, client, http_source, sources
 from coldstart.weights.prefetch.sources import SourceUnavailableError, SourceUnusableError, redact_address
 
 
@@ -229,7 +229,7 @@ def test_s3_store(weights: Weights, runtime: Path, tmp_path: Path, monkeypatch: 
             )
         with (
             client.attach("s3://b/elsewhere", weights.plan, directory=runtime) as attached,
-            pytest.raises(client.PrefetchFailedError, match="elsewhere"),
+            pytest.raises(PrefetchFailedError, match="elsewhere"),
         ):
             attached.wait_for_tensors()
 
