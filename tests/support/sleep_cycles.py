@@ -1,4 +1,4 @@
-"""Four engines of real vLLM in one process, with device memory for the weights of one: each wakes, answers and sleeps in turn.
+"""Four engines of real vLLM in one process, one of which has its weights in device memory: each wakes, answers and sleeps.
 
     python -P tests/support/sleep_cycles.py BASE DIRECTORY CYCLES [ARENAS]
 
@@ -25,7 +25,7 @@ from vllm.platforms.cpu import CpuPlatform
 from coldstart.contract.plan import LaunchPlan
 from coldstart.vllm import sleep
 from coldstart.vllm.engine.components import WORKER
-from coldstart.vllm.sleep import backend, device, memory
+from coldstart.vllm.sleep import device, memory
 
 PROMPTS = ["Once upon a time", "The"]
 
@@ -67,6 +67,12 @@ def managed(llm: LLM) -> Any:
     return llm.llm_engine.model_executor.driver_worker.worker.sleep_mode_backend
 
 
+def mapped_bytes(llm: LLM) -> int:
+    """Return the size of the weights of an engine that are in device memory."""
+    memory_files = managed(llm)._device
+    return sum(region.size for region in memory_files.regions() if memory_files.is_mapped(region))
+
+
 def resources() -> dict[str, int]:
     """Return the descriptors, memory files and resident KiB of this process."""
     gc.collect()
@@ -88,10 +94,9 @@ def main(base: str, directory: str, cycles: str, arenas: str = "4") -> None:
     engines: list[LLM] = []
     for model in models:
         engines.append(engine(model))
-        backend.MEMORY_FILES.capacity = backend.MEMORY_FILES.used  # the memory of one
+        one_bytes = mapped_bytes(engines[-1])
         if not os.environ.get("COLDSTART_SLEEP_MEMORY_BYTES"):
-            limit = int(arenas) * backend.MEMORY_FILES.used
-            os.environ["COLDSTART_SLEEP_MEMORY_BYTES"] = str(limit)
+            os.environ["COLDSTART_SLEEP_MEMORY_BYTES"] = str(int(arenas) * one_bytes)
         engines[-1].sleep(1)
     expected: list[list[list[int]]] = []
     differences, began = 0, time.monotonic()
@@ -99,6 +104,9 @@ def main(base: str, directory: str, cycles: str, arenas: str = "4") -> None:
     for number in range(int(cycles) + len(engines)):
         llm = engines[number % len(engines)]
         llm.wake_up()
+        assert sum(map(mapped_bytes, engines)) == one_bytes, (
+            "more than one engine has its weights in device memory"
+        )
         tokens = answer(llm)
         llm.sleep(1)
         if number < len(engines):
@@ -127,7 +135,7 @@ def main(base: str, directory: str, cycles: str, arenas: str = "4") -> None:
     print(json.dumps({
         "cycles": int(cycles), "seconds": round(seconds, 2), "differences": differences,
         "answers": expected, "before": before, "after": after, "fallbacks": reasons, "refused": refused,
-        "records": records, "page": device.PAGE, "device_bytes": backend.MEMORY_FILES.capacity,
+        "records": records, "page": device.PAGE, "device_bytes": one_bytes,
     }))  # fmt: skip
     sys.stdout.flush()
     os._exit(0)
