@@ -11,7 +11,7 @@ import os
 import socket
 import ssl
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
@@ -149,7 +149,7 @@ def tls_context() -> ssl.SSLContext:
     return context
 
 
-class HttpResponse:
+class HttpResponse(AbstractContextManager["HttpResponse"]):
     """Response with a streamed body. The caller closes it."""
 
     def __init__(self, response: Any, url: str, redirected: bool, bounds: HttpLimits) -> None:
@@ -201,9 +201,6 @@ class HttpResponse:
             self._response.release_conn()
         else:
             self._response.close()
-
-    def __enter__(self) -> HttpResponse:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -9,7 +9,7 @@ import select
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -43,7 +43,7 @@ class UnusedModes:
 
 
 @dataclass(eq=False)
-class Server:
+class Server(AbstractContextManager["Server"]):
     """A running vLLM server. Used as a context manager, it stops the server when the block ends.
 
     Attributes:
@@ -103,9 +103,6 @@ class Server:
             "tokens": report.get("tokens"),
             "loads": report.get("loads", []),
         }
-
-    def __enter__(self) -> Server:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -16,6 +16,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from coldstart.system.ipc.peers import PeerError
@@ -34,7 +35,7 @@ class MalformedMessageError(PeerError):
     """Error for a message that violates the protocol."""
 
 
-class Channel:
+class Channel(AbstractContextManager["Channel"]):
     """Connection that sends and receives complete messages with file descriptors. It is a context manager."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -122,9 +123,6 @@ class Channel:
         """Close all received descriptors that were not taken."""
         while self.descriptors:
             os.close(self.descriptors.popleft())
-
-    def __enter__(self) -> Channel:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -8,7 +8,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 MAX_SOCKET_PATH_BYTES = 107
@@ -21,7 +21,7 @@ class PeerError(RuntimeError):
     """Error for a process that is not running, or that belongs to another user."""
 
 
-class Listener:
+class Listener(AbstractContextManager["Listener"]):
     """Listening socket that only this user can reach (directory 0700, socket 0600).
 
     One descriptor is held in reserve. When the process runs out of descriptors, a pending connection can then be accepted
@@ -78,9 +78,6 @@ class Listener:
         if self._reserve is not None:
             os.close(self._reserve)
             self._reserve = None
-
-    def __enter__(self) -> Listener:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

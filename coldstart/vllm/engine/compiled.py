@@ -43,11 +43,6 @@ class NotSavedError(RuntimeError):
     """Error for a compiled forward function that torch cannot serialize, so vLLM compiles at every start."""
 
 
-def get_rank_directory(directory: Path, rank: int, rank_count: int) -> Path:
-    """Return the subdirectory for the compiled functions of a pipeline rank; all ranks share the kernels."""
-    return directory / f"rank-{rank}" if rank_count > 1 else directory
-
-
 def iterate_compiled_modules(model: Any) -> Iterator[tuple[str, Any]]:
     """Yield the name and the object of each submodule that vLLM compiles; the name of `model` itself is empty."""
     for name, module in model.named_modules():

@@ -141,7 +141,8 @@ class ColdWorker(CPUWorker):
             )
 
     def _get_rank_directory(self, directory: Path) -> Path:
-        return compiled.get_rank_directory(directory, self.rank, self.parallel_config.world_size)
+        # Pipeline ranks compile different functions, but share the kernels.
+        return directory / f"rank-{self.rank}" if self.parallel_config.world_size > 1 else directory
 
     def save_compiled(self, directory: str) -> str | None:
         """Save the compiled forward functions and kernels of this rank in an artifact directory.

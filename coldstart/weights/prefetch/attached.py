@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Collection, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ ANSWER_S = 30.0
 _FLAGS = mmap.MAP_PRIVATE | 0x4000  # MAP_NORESERVE; mmap defines it from Python 3.13
 
 
-class WeightsLease:
+class WeightsLease(AbstractContextManager["WeightsLease"]):
     """Lease on the weights of one plan. It is a context manager, and may be used by one thread only."""
 
     def __init__(self, channel: Channel, layout: RegionLayout, wanted: Iterable[int], source: str) -> None:
@@ -94,9 +95,6 @@ class WeightsLease:
         self._channel.close()
         self._views.clear()
         self._region = None
-
-    def __enter__(self) -> WeightsLease:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
