@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -23,8 +23,9 @@ from coldstart.contract.environment import TIMELINE_EVENTS
 from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.errors import CommandFailedError
+from coldstart.graphs import offline
+from coldstart.graphs.errors import GraphError
 from coldstart.launch import caches, fetch, prepare, server_process
-from coldstart.materialize import graphs
 from coldstart.materialize.options import Phase, Steps
 from coldstart.models.inspection import NOT_MADE, PROOF_FAILED
 from coldstart.models.resolution import ResolvedModel
@@ -63,6 +64,47 @@ def require_fast_path(report: Any, sections: Sequence[str], *, canary: bool) -> 
         raise ProofFailedError(
             "the start that verifies the new bundle returned a token that differs from the reference, so nothing was published"
         )
+
+
+def _explain_no_graphs(vllm_args: Arguments) -> str | None:
+    """Return the reason why an engine with these arguments has no CUDA graphs to record, or None if it has any."""
+    if runtime.targets_cpu():
+        return "the installed vLLM runs on the CPU, which has no CUDA graphs to materialize"
+    if vllm_args.value("enforce_eager") not in (None, False):
+        return "with --enforce-eager the engine captures no CUDA graphs to materialize"
+    if any(vllm_args.number(name, 1) > 1 for name in ("tensor_parallel_size", "pipeline_parallel_size")):
+        return "graphs of several ranks contain collectives, whose state cannot be restored: every start captures them again"
+    return None
+
+
+def build_graphs_section(
+    target: Path, work: Path, launch: offline.Launch, vllm_args: Arguments
+) -> str | None:
+    """Write the `graphs` section to the new directory `target`. Return None, or the reason why there is no such section.
+
+    If the graphs cannot be restored, the rest of the bundle is still valid.
+    """
+    if reason := _explain_no_graphs(vllm_args):
+        return reason
+    work.mkdir()
+    try:
+        offline.run_offline_phase(work, launch).rename(target)
+    except (GraphError, CommandFailedError) as error:
+        return f"every start captures its CUDA graphs: {error}"
+    return None
+
+
+def choose_kv_cache_arguments(sizing: Mapping[str, object], vllm_args: Arguments) -> list[str]:
+    """Return the vLLM arguments that give all recording processes the same KV cache size, or none if the user has set it.
+
+    Memory regions of different sizes cannot be compared.
+    """
+    if vllm_args.gives("kv_cache_memory_bytes"):
+        return []
+    plans = sizing.get("plans")
+    # This is the size in a start from the bundle, whose plan leaves a different margin than vLLM's profiling.
+    size = plans[0]["kv_cache_memory_bytes"] if isinstance(plans, list) and plans else sizing["bytes"]
+    return ["--kv-cache-memory-bytes", str(size)]
 
 
 class Assembly:
@@ -117,7 +159,7 @@ class Assembly:
 
     def graphs(self) -> None:
         """If the engine captures CUDA graphs, record them in child processes and verify them in another child process."""
-        reason = graphs.build_section(
+        reason = build_graphs_section(
             self.out / "graphs", self.work / "graphs", self._graphs_round, self.vllm_args
         )
         if reason:
@@ -126,7 +168,7 @@ class Assembly:
     def _graphs_round(self, name: str, task: EngineTask) -> None:
         env = prepare.build_base_env(self.work / "vllm")
         env |= caches.build_environment(self.work / "caches")
-        arguments = self._arguments().append(*graphs.kv_cache_arguments(self._read("kv"), self.vllm_args))
+        arguments = self._arguments().append(*choose_kv_cache_arguments(self._read("kv"), self.vllm_args))
         with self._stage(name):
             self._engine(
                 "offline", LaunchPlan(arguments, key=self.key, env=env, engine=task), str(self.out), "task"
@@ -243,7 +285,7 @@ class Assembly:
         env = prepare.build_base_env(self.work / "vllm")
         args = self._arguments(*fetch.select_loader(self.vllm_args, self.model)).append("--uds", str(socket))
         if (self.out / "graphs").is_dir():
-            args = args.append(*graphs.kv_cache_arguments(self._read("kv"), self.vllm_args))
+            args = args.append(*choose_kv_cache_arguments(self._read("kv"), self.vllm_args))
             task = EngineTask(restore=shutil.copytree(self.out / "graphs", self.work / "moved-graphs"))
         used = None
         if compile_dir.is_dir():

@@ -62,7 +62,7 @@ def test_import_api_is_light() -> None:
 
 def test_modules_of_every_start_import_neither_torch_nor_a_driver() -> None:
     parts = (
-        "launch.ladder, materialize.materialize, materialize.graphs, validate.start, graphs.offline, graphs.prove, "
+        "launch.ladder, materialize.materialize, validate.start, graphs.offline, graphs.prove, "
         "graphs.restore, vllm.graphs.plugin"
     )
     code = f"import sys, {', '.join(f'coldstart.{part}' for part in parts.split(', '))}\n"

@@ -22,7 +22,7 @@ from coldstart.graphs.errors import GraphRefusedError, NotProvenError
 from coldstart.graphs.prove import read_proof
 from coldstart.launch import prepare
 from coldstart.launch.fetch import Weights
-from coldstart.materialize import graphs
+from coldstart.materialize import assembly
 from coldstart.models import inspection
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel
@@ -110,7 +110,7 @@ def test_invalid_plan_is_reported(place: Path, rounds_bundle: Path, plans: objec
 
 
 def test_cpu_engine_has_no_graphs(tmp_path: Path) -> None:
-    reason = graphs.build_section(
+    reason = assembly.build_graphs_section(
         tmp_path / "out", tmp_path / "work", lambda *_: pytest.fail("started"), Arguments()
     )
     assert "runs on the CPU" in str(reason) and not (tmp_path / "out").exists()
@@ -118,23 +118,25 @@ def test_cpu_engine_has_no_graphs(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("on_gpu")
 def test_materialize_makes_the_section_or_omits_it(tmp_path: Path, here: dict[str, Any]) -> None:
-    assert graphs.build_section(tmp_path / "out", tmp_path / "work", Rounds(here), Arguments()) is None
+    assert (
+        assembly.build_graphs_section(tmp_path / "out", tmp_path / "work", Rounds(here), Arguments()) is None
+    )
     assert (tmp_path / "out" / "proof.json").exists()
 
     def fail(name: str, task: EngineTask) -> None:
         raise CommandFailedError("the engine ended with exit code 1")
 
-    reason = graphs.build_section(tmp_path / "none", tmp_path / "again", fail, Arguments())
+    reason = assembly.build_graphs_section(tmp_path / "none", tmp_path / "again", fail, Arguments())
     assert "exit code 1" in str(reason) and not (tmp_path / "none").exists()
 
 
 def test_recording_engines_have_one_kv_size() -> None:
-    assert graphs.kv_cache_arguments({"bytes": 7}, Arguments()) == ["--kv-cache-memory-bytes", "7"]
-    assert graphs.kv_cache_arguments({"bytes": 7, "plans": [PLAN]}, Arguments()) == [
+    assert assembly.choose_kv_cache_arguments({"bytes": 7}, Arguments()) == ["--kv-cache-memory-bytes", "7"]
+    assert assembly.choose_kv_cache_arguments({"bytes": 7, "plans": [PLAN]}, Arguments()) == [
         "--kv-cache-memory-bytes",
         "700",
     ]
-    assert graphs.kv_cache_arguments({"bytes": 7}, Arguments(["--kv-cache-memory-bytes", "9"])) == []
+    assert assembly.choose_kv_cache_arguments({"bytes": 7}, Arguments(["--kv-cache-memory-bytes", "9"])) == []
 
 
 # --- validate ---
