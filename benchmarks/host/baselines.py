@@ -49,7 +49,7 @@ class SRRIP:
     Predictions have two bits: 0 on a hit, the maximum minus one on a load.
     """
 
-    def __init__(self, costs: Costs, capacity: int) -> None:
+    def __init__(self, costs: Costs) -> None:
         self.costs, self._last = costs, 3
         self._prediction: dict[str, int] = {}
 
@@ -100,4 +100,4 @@ def cache(name: str, costs: Costs, capacity: int) -> ShadowCache | LibCache:
     if name in ("lfu", "arc"):
         return LibCache(name, costs, capacity)
     policy = {**POLICIES, "srrip": SRRIP}[name]
-    return ShadowCache(policy(costs, capacity), costs, capacity)
+    return ShadowCache(policy(costs), costs, capacity)

@@ -152,7 +152,7 @@ def choose(
     # The scheme of a single worker is considered first, unless more workers are required.
     single = None
     if required > 1:
-        single = _build_scheme(model, _order_offers(model, open_, 1), settings, 1, 1, waited_s, None)
+        single = _build_scheme(model, _order_offers(model, open_, 1), 1, 1, waited_s, None)
     tried: list[Scheme] = []
     for scheme in list_schemes(model, open_, settings, required=required, waited_s=waited_s, hops=hops):
         tried.append(scheme)
@@ -212,7 +212,7 @@ def list_schemes(
         # After consolidation, only the workers with memory for the full model remain.
         least = max(1, min(ranks, required)) if settings.consolidate or ranks == 1 else 0
         for full in range(least, ranks + 1):
-            if (found := _build_scheme(model, ordered, settings, ranks, full, waited_s, hops)) is not None:
+            if (found := _build_scheme(model, ordered, ranks, full, waited_s, hops)) is not None:
                 yield found
 
 
@@ -241,7 +241,6 @@ def _order_offers(model: FleetModel, offers: Sequence[Offer], ranks: int) -> lis
 def _build_scheme(
     model: FleetModel,
     ordered: list[Timed],
-    settings: FleetSettings,
     ranks: int,
     full: int,
     waited_s: float,

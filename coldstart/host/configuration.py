@@ -191,7 +191,7 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None, adopt: Ado
         )
     settings = tables.decode(HostSettings, top)
     with tables.prefix_errors("policy"):
-        create_policy(settings.policy, {}, settings.memory)
+        create_policy(settings.policy, {})
     launches = {}
     for name, given in models.items():
         place = f"models.{name}"

@@ -83,7 +83,7 @@ class Residents:
         self.device = MemoryAccount(settings.memory, settings.bytes_per_device)
         self.host_memory = MemoryAccount(settings.host_memory)
         self.costs: dict[str, ModelCost] = {}
-        self.policy = create_policy(settings.policy, self.costs, settings.memory)
+        self.policy = create_policy(settings.policy, self.costs)
         self.pinned: list[str] = []
         self._draining: dict[str, Model] = {}
         self._reserve_template()
@@ -119,14 +119,14 @@ class Residents:
         return gone
 
     def _apply_settings(self, settings: HostSettings, now: float) -> None:
-        """Apply new settings. If the policy or the capacity changed, create a new policy and register the resident models."""
+        """Apply new settings. If the policy changed, create it and register the resident models."""
         before, self.settings = self.settings, settings
         self.device.capacity, self.device.bytes_per_device = settings.memory, settings.bytes_per_device
         self.host_memory.capacity = settings.host_memory
         self._reserve_template()
-        if (before.policy, before.memory) == (settings.policy, settings.memory):
+        if before.policy == settings.policy:
             return
-        self.policy = create_policy(settings.policy, self.costs, settings.memory)
+        self.policy = create_policy(settings.policy, self.costs)
         for name, model in self.models.items():
             if self.device.reserved_bytes(name) and model.state is not ModelState.DRAINING:
                 self.policy.record_request(name, now, False)

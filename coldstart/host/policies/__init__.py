@@ -9,15 +9,15 @@ from coldstart.host.policies.protocol import LRU, Costs, ModelCost, Policy
 
 __all__ = ["POLICIES", "Costs", "ModelCost", "Policy", "create_policy"]
 
-POLICIES: dict[str, Callable[[Costs, int], Policy]] = {
+POLICIES: dict[str, Callable[[Costs], Policy]] = {
     "lru": LRU,
     "iam": ImportancePolicy,
     "predictive": Predictive,
 }
 
 
-def create_policy(name: str, costs: Costs, capacity: int) -> Policy:
-    """Create the policy `name` for a host with `capacity` bytes of model memory. Raises UsageError if the name is unknown."""
+def create_policy(name: str, costs: Costs) -> Policy:
+    """Create the policy `name`. Raises UsageError if the name is unknown."""
     if name not in POLICIES:
         raise UsageError(f"unknown eviction policy {name!r}", hint=f"use one of: {', '.join(POLICIES)}")
-    return POLICIES[name](costs, capacity)
+    return POLICIES[name](costs)

@@ -8,7 +8,7 @@ Algorithm 1: line 3 ranks a model when it is requested, before any evictions for
 updates, the IQ becomes read-only and is utilized only for eviction, while changes are recorded in the shadow cache"
 (4.3.3): models loaded during a rebuild are added only to the shadow, so they are evicted only if the models in the queue do
 not suffice. The log-rank grows with the utility, so it does not change which model is evicted, but the age of a rank does.
-The paper specifies no period, weights or b0, so UPDATE_S, REBUILD_S, SMOOTHING and `bias` are this project's values. The
+The paper specifies no period, weights or b0, so UPDATE_S, REBUILD_S, SMOOTHING and BIAS are this project's values. The
 rebuild takes simulated time instead of a thread.
 """
 
@@ -21,7 +21,7 @@ from math import inf, log
 from coldstart.host.policies.protocol import Costs, take_first
 
 UPDATE_S, REBUILD_S = 10.0, 1.0
-SMOOTHING = 0.2
+SMOOTHING, BIAS = 0.2, 1.0
 UNKNOWN_RATE = 1e-9
 """Requests per second of a model that has been requested once. Such models are ordered by P/S."""
 
@@ -32,8 +32,8 @@ Entry = tuple[float, int, str]
 class ImportancePolicy:
     """Eviction policy that evicts the least important models first (mCache, Algorithm 1)."""
 
-    def __init__(self, costs: Costs, capacity: int, bias: float = 1.0) -> None:
-        self.costs, self._bias = costs, bias
+    def __init__(self, costs: Costs) -> None:
+        self.costs = costs
         self._latest: dict[str, float] = {}
         self._gap: dict[str, float] = {}
         self._cached: set[str] = set()
@@ -49,9 +49,9 @@ class ImportancePolicy:
         self._latest[model] = now
         self._update(now)
         if not resident:
-            self._requested[model] = self._rank(model, now)
+            self._requested[model] = self._rank(model)
 
-    def utility(self, model: str, now: float) -> float:
+    def utility(self, model: str) -> float:
         """Return the utility of a model (mCache, equation 1): the seconds lost per byte freed, times the request rate."""
         rate = 1 / self._gap[model] if model in self._gap else UNKNOWN_RATE
         return self.costs[model].density * rate
@@ -59,7 +59,7 @@ class ImportancePolicy:
     def record_load(self, model: str, now: float) -> None:
         rank = self._requested.pop(model, None)
         # A pinned model may be loaded without a request.
-        rank = self._rank(model, now) if rank is None else rank
+        rank = self._rank(model) if rank is None else rank
         self._cached.add(model)
         self._entered += 1
         into = self._queue if self._shadow is None else self._shadow
@@ -82,20 +82,20 @@ class ImportancePolicy:
             self._queue, self._shadow = self._shadow, None
             self._next_update = self._ready_at + UPDATE_S
         if self._shadow is None and now >= self._next_update:
-            self._shadow, self._ready_at = self._build_ranked_heap(now), now + REBUILD_S
+            self._shadow, self._ready_at = self._build_ranked_heap(), now + REBUILD_S
 
-    def _build_ranked_heap(self, now: float) -> list[Entry]:
+    def _build_ranked_heap(self) -> list[Entry]:
         found = []
         for model in sorted(self._cached):
             self._entered += 1
-            found.append((self._rank(model, now), self._entered, model))
+            found.append((self._rank(model), self._entered, model))
         heapify(found)
         return found
 
-    def _rank(self, model: str, now: float) -> float:
+    def _rank(self, model: str) -> float:
         """Return the log-rank of a model (equation 2)."""
-        own = self.utility(model, now)
-        return log(sum(self.utility(other, now) < own for other in self._cached) + self._bias)
+        own = self.utility(model)
+        return log(sum(self.utility(other) < own for other in self._cached) + BIAS)
 
 
 def _remove_model(heap: list[Entry], model: str) -> list[Entry]:

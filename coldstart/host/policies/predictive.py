@@ -98,7 +98,7 @@ Floats = NDArray[np.float64]
 class Predictive:
     """Eviction policy that minimizes the expected cost of restarting the evicted models."""
 
-    def __init__(self, costs: Costs, capacity: int) -> None:
+    def __init__(self, costs: Costs) -> None:
         self.costs = costs
         self._rows: dict[str, int] = {}
         self._count, self._span = np.zeros((16, len(KEEP))), np.zeros((16, len(KEEP)))

@@ -60,7 +60,7 @@ def take_first(order: Iterable[str], need: int, costs: Costs) -> list[str]:
 class LRU:
     """Eviction policy that evicts the least recently used models first."""
 
-    def __init__(self, costs: Costs, capacity: int) -> None:
+    def __init__(self, costs: Costs) -> None:
         self.costs = costs
         # An ordered set. The keys are models, with the most recently used one last.
         self._uses: dict[str, None] = {}

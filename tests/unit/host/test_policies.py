@@ -22,7 +22,7 @@ from coldstart.lab.records import ModelRequest
 
 def test_iam_evicts_by_the_queue_until_its_shadow_is_ready() -> None:
     costs = {"often": ModelCost(1, 1.0), "rare": ModelCost(1, 1.0)}
-    policy = ImportancePolicy(costs, 2)
+    policy = ImportancePolicy(costs)
     for model in costs:
         policy.record_request(model, 0.0, False)
         policy.record_load(model, 0.0)
@@ -38,7 +38,7 @@ def test_iam_evicts_by_the_queue_until_its_shadow_is_ready() -> None:
 
 def test_iam_takes_a_model_loaded_during_a_rebuild_last() -> None:
     costs = {"queued": ModelCost(1, 9.0), "late": ModelCost(1, 1.0)}
-    policy = ImportancePolicy(costs, 2)
+    policy = ImportancePolicy(costs)
     policy.record_request("queued", 0.0, False)
     policy.record_load("queued", 0.0)
     policy.record_request("queued", REBUILD_S, True)
@@ -51,7 +51,7 @@ def test_iam_takes_a_model_loaded_during_a_rebuild_last() -> None:
 def test_iam_ranks_a_model_at_its_request_before_the_evictions_for_it() -> None:
     """Algorithm 1, lines 3 and 18: the evicted model counts in the rank of the model that it makes room for."""
     costs = {"low": ModelCost(1, 1.0), "same": ModelCost(1, 2.0), "new": ModelCost(1, 2.0)}
-    policy = ImportancePolicy(costs, 2)
+    policy = ImportancePolicy(costs)
     for model in ("same", "low"):
         policy.record_request(model, 0.0, False)
         policy.record_load(model, 0.0)
@@ -63,7 +63,7 @@ def test_iam_ranks_a_model_at_its_request_before_the_evictions_for_it() -> None:
 
 def test_iam_order_is_that_of_equation_1() -> None:
     costs = {"dear": ModelCost(1, 9.0), "cheap": ModelCost(1, 1.0), "large": ModelCost(30, 9.0)}
-    policy = ImportancePolicy(costs, 32)
+    policy = ImportancePolicy(costs)
     for time in range(0, 200, 10):
         for model in costs:
             policy.record_request(model, float(time), time > 0)
@@ -76,7 +76,7 @@ def test_iam_order_is_that_of_equation_1() -> None:
 
 def test_predictive_retains_models_requested_soon() -> None:
     costs = {name: ModelCost(10, 5.0) for name in ("steady", "gone")}
-    policy = Predictive(costs, 20)
+    policy = Predictive(costs)
     for time in range(100):
         policy.record_request("gone", time * 1.0, True)
     for time in range(40):
@@ -89,9 +89,7 @@ def test_predictive_loses_less_than_lru_where_popularity_drifts(seed: int) -> No
     random = Random(seed)
     costs = {f"m{i}": ModelCost(random.randint(1, 30), random.uniform(1, 30)) for i in range(20)}
     capacity = sum(cost.memory for cost in costs.values()) * 2 // 5
-    caches = {
-        name: ShadowCache(POLICIES[name](costs, capacity), costs, capacity) for name in ("predictive", "lru")
-    }
+    caches = {name: ShadowCache(POLICIES[name](costs), costs, capacity) for name in ("predictive", "lru")}
     order, weights = list(costs), [1 / (rank + 1) for rank in range(20)]
     for number in range(4000):
         if number % 400 == 0:
@@ -142,7 +140,7 @@ def _checked(
 def test_victims_suffice_and_are_free(name: str, trace: Steps, size: list[int], penalty: list[float]) -> None:
     costs = {m: ModelCost(s, p) for m, s, p in zip(MODELS, size, penalty, strict=True)}
     capacity = max(60, sum(size) // 2)
-    policy, resident, now = POLICIES[name](costs, capacity), list[str](), 0.0
+    policy, resident, now = POLICIES[name](costs), list[str](), 0.0
     for number, gap, busy in trace:
         model, now = MODELS[number], now + gap
         policy.record_request(model, now, model in resident)
@@ -204,7 +202,7 @@ def test_distant_requests_give_the_results_of_the_untimed_cache(policy: str) -> 
     costs = {f"m{i}": ModelCost(random.randint(5, 40), random.uniform(1, 30)) for i in range(12)}
     asked = [(200.0 * t + random.uniform(0, 100), random.choice(list(costs))) for t in range(400)]
     capacity = 120
-    cache = ShadowCache(POLICIES[policy](costs, capacity), costs, capacity)
+    cache = ShadowCache(POLICIES[policy](costs), costs, capacity)
     for time, model in asked:
         cache.request(model, time)
     specs = [ModelSpec.with_two_tiers(name, cost.memory, cost.penalty_s) for name, cost in costs.items()]
