@@ -24,15 +24,8 @@ from coldstart.vllm.scheduling import SCHEDULER_CLS
 from coldstart.vllm.weights.entry import LOAD_FORMAT
 
 ENTRY_POINT = "vllm.entrypoints.openai.api_server"
-_CLOSURE = ("vllm.entrypoints.openai.api_server", "vllm.v1.engine.core")
-_WORKERS = {"cpu": "vllm.v1.worker.cpu_worker", "gpu": "vllm.v1.worker.gpu_worker"}
 DEFAULT_PORT = 8000
 PATIENCE_S, PAUSE_S = 1.0, 0.1
-
-
-def build_import_statement(*, cuda: bool) -> str:
-    """Return the Python statement that imports the modules of a server and its worker."""
-    return f"import {', '.join((*_CLOSURE, _WORKERS['gpu' if cuda else 'cpu']))}"
 
 
 def run(plan: LaunchPlan, reason: str) -> int:

@@ -112,7 +112,7 @@ def measure_iterations(engine: OfflineEngine, budget_s: float = profiling.BUDGET
     limit = min(scheduler.max_num_batched_tokens, longest, held * block - 2)
     each = -(-(DECODE_PROMPT + DECODE_STEPS + 2) // block)
     batches = min(scheduler.max_num_seqs, MAX_PROFILED_BATCH, held // each)
-    sizes = {"prefill": [*_powers(1, max(1, limit))], "decode": [*_powers(1, max(1, batches))]}
+    sizes = {"prefill": [*_powers(max(1, limit))], "decode": [*_powers(max(1, batches))]}
     measure = {"prefill": _prefill, "decode": _decode}
     return profiling.IterationProfiler(lambda kind, size: measure[kind](engine, size), budget_s).run(sizes)
 
@@ -133,8 +133,8 @@ def _decode(engine: OfflineEngine, batch: int) -> float:
     return min(seconds)
 
 
-def _powers(first: int, last: int) -> Iterator[int]:
-    value = first
+def _powers(last: int) -> Iterator[int]:
+    value = 1
     while value < last:
         yield value
         value *= 2
