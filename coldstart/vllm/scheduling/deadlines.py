@@ -1,4 +1,4 @@
-"""DeadlinePolicy and shadow predictions in vLLM's API server process; the engine and its scheduler are unchanged.
+"""Deadlines and shadow predictions in vLLM's API server process; the engine and its scheduler are unchanged.
 
 The deadline of a request is passed to vLLM's own scheduler as its priority. Predictions run in a vLLM statistics logger.
 """

@@ -1,7 +1,8 @@
 """Load format `coldstart`: vLLM's default loader, which receives a view of each tensor as soon as its bytes arrive.
 
-The loader tries the prefetcher's shared memory first, then the files, and then vLLM's own loader. Only the tensors of
-this pipeline rank are read. A tensor-parallel slice of a view reads only its own pages.
+The loader reads the prefetcher's shared memory if a fetch was requested, and then the files. If the files fail without such a
+request, vLLM's own loader reads the remaining tensors; it verifies no digest, so after a failed fetch the load fails instead.
+Only the tensors of this pipeline rank are read. A tensor-parallel slice of a view reads only its own pages.
 """
 
 from __future__ import annotations
