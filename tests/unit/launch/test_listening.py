@@ -83,11 +83,6 @@ def test_is_listening(host: str, asked: str, answers: bool) -> None:
     assert listening.is_listening(host, asked) == answers
 
 
-STUBBORN = (
-    "import signal, sys\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(flush=True)\nsignal.pause()"
-)
-
-
 @pytest.fixture
 def process(lookup: Lookup) -> Iterator[subprocess.Popen[bytes]]:
     """A process that holds the lock of the model and ends at SIGTERM."""
@@ -135,10 +130,3 @@ def test_damaged_record_counts_as_none_and_is_removed(lookup: Lookup, content: b
     assert directory.read_last() is None
     directory.remove()
     assert up_records.list_directories(lookup.cache) == []
-
-
-def test_stop_kills_a_supervisor_that_ignores_sigterm(lookup: Lookup) -> None:
-    with subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None and process.stdout.readline()
-        up_records.stop(read_record(lookup, process.pid), timeout_s=0.1)
-    assert process.returncode == -signal.SIGKILL

@@ -158,14 +158,6 @@ def test_device_that_does_not_answer_is_no_figure(fake: Fake, name: str, code: i
     assert MemoryMeter().measure_gpu_bytes(OWN) is None
 
 
-@pytest.mark.parametrize("code", [9, 12, 999])
-def test_library_without_a_driver_is_no_figure(fake: Fake, code: int) -> None:
-    fake.add()
-    fake.run(0, OWN, GIB)
-    fake.fail("nvmlInitWithFlags", code)
-    assert MemoryMeter().measure_gpu_bytes(OWN) is None
-
-
 def test_ended_process_is_reported(fake: Fake) -> None:
     fake.add()
     fake.run(0, OWN, GIB)

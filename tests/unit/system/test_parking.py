@@ -12,7 +12,7 @@ import pytest
 
 from coldstart.contract.arguments import Arguments
 from coldstart.system.devices import parker, parking
-from coldstart.system.devices.parking import CHECKPOINTED, LOCKED, RUNNING, Parking, ParkingError
+from coldstart.system.devices.parking import CHECKPOINTED, RUNNING, Parking, ParkingError
 from tests.support.graphs.library import fake_cuda
 
 STEPS = ("lock", "checkpoint", "restore", "unlock")
@@ -176,12 +176,6 @@ def test_driver_that_does_not_answer_is_given_up_and_undone(
     monkeypatch.setattr(parking, "_STEP_S", 1.0)
     assert engine.park() == "lock failed: the driver did not respond within 1 s"
     assert device.calls() == [("lock", first), ("unlock", first)] and device.states() == [RUNNING] * 2
-
-
-def test_locked_rank_is_parked_with_others(device: Device, park: Callable[[Sequence[int]], Parking]) -> None:
-    engine = park(device.pids)
-    (device.place / str(device.pids[0])).write_text(str(LOCKED))
-    assert engine.park() is None and engine.unpark() is None and device.states() == [RUNNING] * 2
 
 
 def test_machine_without_the_driver_is_a_reason_and_no_error(

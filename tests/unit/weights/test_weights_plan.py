@@ -67,27 +67,6 @@ def test_every_tensor_and_chunk_is_hashed(sizes: list[int], chunk: int) -> None:
         assert tensor["shape"] == [len(content)] and tensor["dtype"] == "U8"
 
 
-@pytest.mark.parametrize("size", [weights.CHUNK - 1, weights.CHUNK, weights.CHUNK + 1])
-def test_a_file_around_the_size_of_a_chunk(tmp_path: Path, size: int) -> None:
-    data = os.urandom(1024) * (size // 1024) + b"x" * (size % 1024)
-    (tmp_path / "pytorch_model.bin").write_bytes(data)
-    file = one(weights.build_plan(tmp_path))
-    assert file["tensors"] == [] and file["size"] == size
-    assert file["chunks"] == [
-        sha256(data[at : at + weights.CHUNK]).hexdigest() for at in range(0, size, weights.CHUNK)
-    ]
-
-
-def test_equal_bytes_have_the_same_identity(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        write(tmp_path / name / "model.safetensors", {"a": b"1", "b": b"22"})
-    cache = tmp_path / "cache"
-    first, second = (weights.read_or_compute_digest(tmp_path / name, cache) for name in ("one", "two"))
-    assert first == second == weights.compute_digest(weights.build_plan(tmp_path / "one"))
-    assert len(list(cache.iterdir())) == 2
-
-
 def test_a_change_in_place_is_seen_though_the_files_time_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     write(path, {"a": b"1" * 100})

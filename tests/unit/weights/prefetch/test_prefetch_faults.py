@@ -12,7 +12,6 @@ from support.prefetching import CHUNK, Weights, check_tensors, check_whole
 from support.processes import wait_until
 from support.range_server import FOREVER, RangeServer
 
-from coldstart.system.ipc.json_lines import Channel
 from coldstart.weights.checkpoint import list_tensors
 from coldstart.weights.load.ladder import LoadReport, Rung, load_tensors
 from coldstart.weights.load.tensor_sources import FileSource, PrefetchSource
@@ -177,21 +176,3 @@ def test_a_hundred_starts_and_stops(weights: Weights, server: RangeServer, runti
     assert set(_children()) <= children  # ended ones of other tests may have been reaped meanwhile
     assert _descriptors() <= open_files and threading.active_count() <= threads
     assert regions and not regions & _regions().keys()
-
-
-def test_one_of_two_prefetchers_remains(weights: Weights, server: RangeServer, runtime: Path) -> None:
-    starts: list[Channel] = []
-
-    def start() -> None:
-        starts.append(client.start_early(server.url, weights.plan, directory=runtime))
-
-    together = [threading.Thread(target=start) for _ in range(4)]
-    for thread in together:
-        thread.start()
-    for thread in together:
-        thread.join()
-    with client.attach(server.url, weights.plan, directory=runtime) as attached:
-        check_whole(attached, weights)
-        assert server.total() == sum(map(len, weights.data.values()))
-    for early in starts:
-        early.close()

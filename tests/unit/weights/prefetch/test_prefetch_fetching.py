@@ -23,15 +23,6 @@ from coldstart.weights.prefetch import PrefetchFailedError, client, http_source,
 from coldstart.weights.prefetch.sources import SourceUnavailableError, SourceUnusableError, redact_address
 
 
-def test_every_byte_arrives_once(weights: Weights, server: RangeServer, runtime: Path) -> None:
-    with client.attach(server.url, weights.plan, directory=runtime) as attached:
-        check_whole(attached, weights)
-        total = sum(map(len, weights.data.values()))
-        stats = attached.query_stats()
-        assert stats["fetched_bytes"] == stats["ready_bytes"] == stats["wanted_bytes"] == total
-        assert stats["refetched"] == 0 and server.total() == total
-
-
 def test_a_local_directory_is_mapped_itself(weights: Weights, runtime: Path) -> None:
     with client.attach(str(weights.directory), weights.plan, directory=runtime) as attached:
         check_whole(attached, weights)
