@@ -19,7 +19,6 @@ from coldstart.contract.fallback import Fallback
 from coldstart.contract.graphs import EngineTask
 from coldstart.contract.weights import WeightsRequest
 
-PLAN_ENV = environment.PLAN
 READY_FD_ENV = environment.READY_FD
 
 
@@ -71,7 +70,7 @@ class LaunchPlan:
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables for each process of the server, including the serialized plan."""
-        return self.env | {PLAN_ENV: json.dumps(self.document(), sort_keys=True)}
+        return self.env | {environment.PLAN: json.dumps(self.document(), sort_keys=True)}
 
     def install(self) -> None:
         """Set the plan's variables in the environment of this process, which its child processes inherit.
@@ -85,7 +84,7 @@ class LaunchPlan:
     @classmethod
     def current(cls) -> LaunchPlan:
         """Return the plan in this process's environment, or an empty plan if coldstart did not start the process."""
-        text = PLAN_ENV.read()
+        text = environment.PLAN.read()
         return cls.parse(text) if text else cls(Arguments())
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.net.origin import redact_url
 from coldstart.contract.arguments import Arguments
+from coldstart.contract.environment import VLLM_PP_LAYER_PARTITION
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.weights import PacedFetch, WeightsRequest
@@ -224,6 +225,6 @@ def _list_node_tensors(plan: Mapping[str, Any], config: Mapping[str, Any], given
 
     try:
         ranks = stage.list_local_ranks(size, tensor, nodes, node)
-        return stage.select_tensor_names(names, config, ranks, size, os.environ.get(stage.PARTITION_ENV))
+        return stage.select_tensor_names(names, config, ranks, size, os.environ.get(VLLM_PP_LAYER_PARTITION))
     except (ValueError, LookupError, ArithmeticError):
         return names  # vLLM rejects invalid ranks and partitions itself

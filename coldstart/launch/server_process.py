@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from coldstart.contract.environment import SUPERVISOR_PID
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.errors import CommandFailedError
 from coldstart.system import start_progress, timeline
 from coldstart.system.ipc import json_lines, peers
 from coldstart.system.proc import exits, processes
-from coldstart.system.proc.lifeline import SUPERVISOR_ENV
 from coldstart.vllm.engine.rejection import StartFailure
 
 # Seconds within which a template must respond. Forking a large engine takes less than one second.
@@ -196,7 +196,7 @@ def start_fresh(plan: LaunchPlan, output: IO[bytes] | None = None) -> tuple[Serv
     Returns:
         The process, and the descriptor on which the server reports readiness.
     """
-    supervisor: dict[str, str] = {SUPERVISOR_ENV: str(os.getpid())}
+    supervisor: dict[str, str] = {SUPERVISOR_PID: str(os.getpid())}
     process, reader = spawn(
         "server",
         plan,

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import IO
 
 from coldstart.artifacts import canonical, files
+from coldstart.contract.environment import SUPERVISOR_PID
 from coldstart.contract.plan import RUNTIME, SLEEP_LEVELS, LaunchPlan
 from coldstart.errors import CommandFailedError, UsageError
 from coldstart.launch import server_process, template_environment
 from coldstart.system import fingerprint, paths
 from coldstart.system.proc import exits, processes
-from coldstart.system.proc.lifeline import SUPERVISOR_ENV
 from coldstart.vllm.engine import rejection
 
 # Seconds after which a template that ignores SIGTERM is killed.
@@ -230,7 +230,7 @@ def spawn(
     """
     plan = template_environment.redact_plan(plan)
     # A template that outlives its killed start would occupy the socket path of a later template.
-    supervisor = {str(SUPERVISOR_ENV): str(os.getpid())} if bound or level not in SLEEP_LEVELS else {}
+    supervisor = {str(SUPERVISOR_PID): str(os.getpid())} if bound or level not in SLEEP_LEVELS else {}
     lasts = ["alone"] if alone else [] if bound else ["outlives"]
     process, reader = server_process.spawn(
         "template",

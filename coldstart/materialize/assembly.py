@@ -19,7 +19,7 @@ from coldstart.artifacts.manifest import Provenance
 from coldstart.artifacts.writer import BundleDraft
 from coldstart.contract import fallback
 from coldstart.contract.arguments import Arguments
-from coldstart.contract.environment import TIMELINE_EVENTS
+from coldstart.contract.environment import SUPERVISOR_PID, TIMELINE_EVENTS
 from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.errors import CommandFailedError
@@ -33,7 +33,6 @@ from coldstart.scheduling import profiling
 from coldstart.system import runtime, secrets, timeline
 from coldstart.system.devices.nvml import PeakMemory
 from coldstart.system.proc import exits, processes
-from coldstart.system.proc.lifeline import SUPERVISOR_ENV
 from coldstart.system.proc.scratch import PROOF, private_directory, use_scratch_directory
 from coldstart.system.start_progress import ProgressText, StartProgress
 from coldstart.system.timeline import Timeline
@@ -186,7 +185,7 @@ class Assembly:
                 lambda file, writer: [f"/proc/self/fd/{file}", *arguments],
                 sink,
                 env=os.environ
-                | {SUPERVISOR_ENV: str(os.getpid()), TIMELINE_EVENTS: str(self.events(module))},
+                | {SUPERVISOR_PID: str(os.getpid()), TIMELINE_EVENTS: str(self.events(module))},
                 variable=READY_FD_ENV,
             )
             try:

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.artifacts import files
+from coldstart.contract.environment import SUPERVISOR_PID
 from coldstart.errors import ColdstartError, UsageError
 from coldstart.models import aliases
 from coldstart.system.dry_run import find_directory
 from coldstart.system.proc import scratch
-from coldstart.system.proc.lifeline import SUPERVISOR_ENV, die_with_supervisor
+from coldstart.system.proc.lifeline import die_with_supervisor
 
 GENERATION = 1
 NAMES = aliases.TINY
@@ -80,7 +81,7 @@ def _run_child(name: str, draft: Path) -> None:
     command = [sys.executable, "-P", "-m", "coldstart.models.tiny", name, str(draft)]
     # Pass the path, so that a caller that is only on the path and not installed builds the same model.
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TOKENIZERS_PARALLELISM": "false"}
-    env[str(SUPERVISOR_ENV)] = str(os.getpid())
+    env[str(SUPERVISOR_PID)] = str(os.getpid())
     result = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if result.returncode:
         reason = (result.stderr.strip().splitlines() or ["no message"])[-1]

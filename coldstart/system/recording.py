@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from coldstart.contract.environment import TIMELINE_EVENTS
 from coldstart.system.proc import processes, scratch
-from coldstart.system.timeline import EVENTS_VARIABLE, Timeline, emit_span, now
+from coldstart.system.timeline import Timeline, emit_span, now
 
 
 @dataclass
@@ -57,9 +58,9 @@ def record_timeline(save_to: Path | None = None) -> Iterator[TimelineRecording]:
         OSError, ValueError: See `TimelineRecording.save_start`.
         UsageError: No private directory can be created.
     """
-    outside = os.environ.get(EVENTS_VARIABLE)
+    outside = os.environ.get(TIMELINE_EVENTS)
     with scratch.private_directory(scratch.RECORDING) as directory:
-        events = os.environ[EVENTS_VARIABLE] = outside or str(directory / "events")
+        events = os.environ[TIMELINE_EVENTS] = outside or str(directory / "events")
         ticks = int(processes.read_stat_fields(os.getpid())[19])  # on CLOCK_MONOTONIC
         emit_span("coldstart", ticks / os.sysconf("SC_CLK_TCK"), now(), track="command")
         recorded = TimelineRecording(events, directory, save_to)
@@ -67,6 +68,6 @@ def record_timeline(save_to: Path | None = None) -> Iterator[TimelineRecording]:
             yield recorded
         finally:
             if outside is None:
-                del os.environ[EVENTS_VARIABLE]
+                del os.environ[TIMELINE_EVENTS]
         if save_to is not None:
             recorded.save_start()

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-EVENTS_VARIABLE = environment.TIMELINE_EVENTS
-# Seconds to add to this process's clock: a process that is thawed into a time namespace has its own clock.
-OFFSET_VARIABLE = environment.TIMELINE_OFFSET_S
 MAX_BYTES = 64 << 20
 """Maximum size of an events file, because a server may run for months."""
 
@@ -39,11 +36,12 @@ def emit_span(
     Do nothing if the variable is unset, or if the file is full or cannot be written: a server may outlive its recorder,
     which removes the file's directory.
     """
-    path = EVENTS_VARIABLE.read()
+    path = environment.TIMELINE_EVENTS.read()
     if path:
         from contextlib import suppress
 
-        offset_s = OFFSET_VARIABLE.read()
+        # A process that is thawed into a time namespace has its own clock.
+        offset_s = environment.TIMELINE_OFFSET_S.read()
         with suppress(OSError):
             append_span(path, Span(name, start_s + offset_s, end_s + offset_s, track, args))
 

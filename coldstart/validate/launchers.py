@@ -24,7 +24,6 @@ from coldstart.launch.fetch import INSTANT_TENSOR
 from coldstart.system import paths, runtime
 from coldstart.system.proc import exits
 from coldstart.system.snapshot import criu
-from coldstart.system.timeline import EVENTS_VARIABLE
 from coldstart.validate.launch import HOST, Command, Launcher, ModeUnavailableError, RunFiles
 from coldstart.vllm.stock import ENTRY_POINT
 
@@ -90,7 +89,7 @@ class VllmLauncher:
         elif self.mode == VLLM_FREE:
             argv += list_startup_options(Arguments(self.subject.vllm_args))
             variables |= FREE_VARIABLES
-        return Command(argv, {**variables, EVENTS_VARIABLE: str(files.events)})
+        return Command(argv, {**variables, environment.TIMELINE_EVENTS: str(files.events)})
 
     def close(self) -> None:
         """Do nothing, because `prepare` started no process."""
@@ -129,7 +128,9 @@ class ServeLauncher:
         argv += ["--revision", self.subject.revision] if self.subject.revision else []
         argv += [*self.subject.common_args, "--host", HOST, "--port", str(files.port)]
         argv += ["--ready-file", str(files.ready), *self.subject.separated_vllm_args]
-        return Command(argv, {**runtime_variables(self.runtime), EVENTS_VARIABLE: str(files.events)})
+        return Command(
+            argv, {**runtime_variables(self.runtime), environment.TIMELINE_EVENTS: str(files.events)}
+        )
 
     def close(self) -> None:
         """Stop the template that `prepare` started. Raises CommandFailedError if it does not stop."""

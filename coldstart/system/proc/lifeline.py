@@ -9,7 +9,6 @@ from types import FrameType
 
 from coldstart.contract import environment
 
-SUPERVISOR_ENV = environment.SUPERVISOR_PID
 _PR_SET_PDEATHSIG = 1
 
 
@@ -39,6 +38,6 @@ def die_as_a_group() -> None:
 def die_with_supervisor() -> None:
     """Apply `die_with_parent`. Exit at once if the supervisor named in the environment is no longer the parent process."""
     die_with_parent()
-    supervisor = os.environ.pop(SUPERVISOR_ENV, None)
+    supervisor = os.environ.pop(environment.SUPERVISOR_PID, None)
     if supervisor is not None and os.getppid() != int(supervisor):
         os._exit(128 + signal.SIGTERM)

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from coldstart.contract.environment import SUPERVISOR_PID, TIMELINE_OFFSET_S
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import ENGINE, READY_FD_ENV, SLEEP_LEVELS, LaunchPlan
 from coldstart.system import fingerprint, runtime, timeline
@@ -28,7 +29,7 @@ from coldstart.system.ipc import addresses, json_lines
 from coldstart.system.ipc.json_lines import Channel
 from coldstart.system.ipc.peers import Listener, PeerError
 from coldstart.system.proc import own_process
-from coldstart.system.proc.lifeline import SUPERVISOR_ENV, die_with_parent, die_with_supervisor
+from coldstart.system.proc.lifeline import die_with_parent, die_with_supervisor
 from coldstart.vllm import compat
 from coldstart.vllm.engine import adoption, application, components, server
 from coldstart.vllm.engine.readiness import report_unfit
@@ -216,7 +217,7 @@ class Template:
             tempfile.tempdir = None
             os.environ[READY_FD_ENV] = str(descriptors[3])
             # A thawed process may be in a time namespace whose CLOCK_MONOTONIC differs from the client's.
-            os.environ[timeline.OFFSET_VARIABLE] = str(request["now"] - received)
+            os.environ[TIMELINE_OFFSET_S] = str(request["now"] - received)
             own_process.reseed_random_state()
             own_process.request_amx_tiles()  # thawing loses the permission
             timeline.emit_span("fork the server", received, timeline.now(), "server")
@@ -295,7 +296,7 @@ def _continue_in_child() -> None:
 
     The child does not have gloo's threads, which would otherwise be frozen and created again in every thawed process.
     """
-    os.environ[SUPERVISOR_ENV] = str(os.getpid())
+    os.environ[SUPERVISOR_PID] = str(os.getpid())
     if (pid := os.fork()) != 0:
         os.waitpid(pid, 0)
         os._exit(0)
@@ -310,7 +311,7 @@ def main(argv: list[str]) -> None:
     own engine instead. With `alone`, a forked child continues without the threads of the build. The process exits when
     the process that started it exits; with `outlives`, only before the template listens.
     """
-    if SUPERVISOR_ENV in os.environ:
+    if SUPERVISOR_PID in os.environ:
         die_with_supervisor()
     path, level, ready = Path(argv[0]), argv[1], int(argv[3])
     with os.fdopen(int(argv[2])) as plan_file:  # servers and snapshots must not inherit this descriptor

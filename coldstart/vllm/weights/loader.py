@@ -19,6 +19,7 @@ from vllm.config import LoadConfig, ModelConfig
 from vllm.config.utils import replace
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
+from coldstart.contract.environment import VLLM_PP_LAYER_PARTITION
 from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.weights import WEIGHTS_ERROR_PREFIX
 from coldstart.errors import ColdstartError
@@ -182,7 +183,7 @@ def _rank_names(names: list[str], model_config: ModelConfig) -> list[str]:
     group = get_pp_group()
     if get_current_vllm_config().speculative_config is not None:
         return names  # a draft model may need the target's embeddings on any rank
-    partition = os.environ.get(stage.PARTITION_ENV)
+    partition = os.environ.get(VLLM_PP_LAYER_PARTITION)
     return stage.select_tensor_names(
         names, model_config.hf_config.to_dict(), [group.rank_in_group], group.world_size, partition
     )

@@ -11,10 +11,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coldstart.contract import environment
-
-PARTITION_ENV = environment.VLLM_PP_LAYER_PARTITION
-
 
 @dataclass(frozen=True)
 class LayerPatterns:

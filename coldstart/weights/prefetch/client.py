@@ -20,12 +20,12 @@ from time import monotonic
 from typing import Any
 
 from coldstart.contract import environment
+from coldstart.contract.environment import TIMELINE_EVENTS
 from coldstart.contract.weights import PacedFetch
 from coldstart.errors import ColdstartError
 from coldstart.system import paths
 from coldstart.system.ipc import peers
 from coldstart.system.ipc.json_lines import Channel, create_sealed_memfd
-from coldstart.system.timeline import EVENTS_VARIABLE
 from coldstart.weights.prefetch import PrefetchError, PrefetchLostError, PrefetchRefusedError, layout
 from coldstart.weights.prefetch.attached import ANSWER_S, WeightsLease
 from coldstart.weights.prefetch.sources import compute_weights_key, normalize_address
@@ -171,7 +171,7 @@ def _ask(
         "environment": environment,
         "pace": None if pace is None else asdict(pace),
         "early": early,
-        "events": EVENTS_VARIABLE.read() or None,
+        "events": TIMELINE_EVENTS.read() or None,
     }
     path = _place(source, plan, directory)
     try:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tools.bundles import key
 
 from coldstart.contract.arguments import Arguments
+from coldstart.contract.environment import TIMELINE_EVENTS
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import LaunchPlan
@@ -69,7 +70,7 @@ def test_an_installed_plan_is_the_current_one(plan: LaunchPlan) -> None:
 
 @pytest.fixture
 def no_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(timeline.EVENTS_VARIABLE, raising=False)
+    monkeypatch.delenv(TIMELINE_EVENTS, raising=False)
 
 
 @pytest.mark.usefixtures("no_events")
@@ -96,13 +97,13 @@ class TestRecording:
     )
     def test_ready_server_is_kept_when_its_spans_are_lost(self, damage: Callable[[Path], object]) -> None:
         with record_timeline() as made:
-            damage(Path(os.environ[timeline.EVENTS_VARIABLE]))
+            damage(Path(os.environ[TIMELINE_EVENTS]))
             made.save_start()
         assert made.timeline.spans == []
 
     def test_lost_spans_are_an_error_when_they_are_to_be_saved(self, tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError), record_timeline(tmp_path / "trace.json") as made:
-            Path(os.environ[timeline.EVENTS_VARIABLE]).unlink()
+            Path(os.environ[TIMELINE_EVENTS]).unlink()
             made.save_start()
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coldstart.contract.environment import TIMELINE_EVENTS
 from coldstart.contract.plan import READY_FD_ENV
 from coldstart.system import start_progress, timeline
 from coldstart.system.start_progress import KEY, LineReader, ProgressCounter, StartProgress
@@ -30,7 +31,7 @@ def test_find_longest_counts_no_span_for_those_within_it() -> None:
 
 def test_several_processes_merge(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     events = tmp_path / "events"
-    monkeypatch.setenv(timeline.EVENTS_VARIABLE, str(events))
+    monkeypatch.setenv(TIMELINE_EVENTS, str(events))
     code = "from coldstart.system.timeline import emit_span\nfor i in range(50): emit_span('x', i, i + 1, 'child')"
     children = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(3)]
     assert [child.wait() for child in children] == [0, 0, 0]
@@ -43,11 +44,11 @@ def test_several_processes_merge(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 
 def test_server_outlives_its_recorder_and_full_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(timeline.EVENTS_VARIABLE, str(tmp_path / "gone" / "events"))
+    monkeypatch.setenv(TIMELINE_EVENTS, str(tmp_path / "gone" / "events"))
     timeline.emit_span("a", 0.0, 1.0, "t")
     assert list(tmp_path.iterdir()) == []
     events = tmp_path / "events"
-    monkeypatch.setenv(timeline.EVENTS_VARIABLE, str(events))
+    monkeypatch.setenv(TIMELINE_EVENTS, str(events))
     monkeypatch.setattr(timeline, "MAX_BYTES", 300)
     for _ in range(10):
         timeline.emit_span("a", 0.0, 1.0, "t")

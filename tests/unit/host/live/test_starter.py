@@ -20,6 +20,7 @@ from safetensors.numpy import save_file
 from support.processes import wait_until
 
 from coldstart.contract.arguments import Arguments
+from coldstart.contract.environment import SUPERVISOR_PID
 from coldstart.errors import NoBundleError
 from coldstart.host.core import Core
 from coldstart.host.events import ModelFailed, RejectRequest, RequestArrived
@@ -31,7 +32,6 @@ from coldstart.host.specification import HostSettings, ModelSpec
 from coldstart.launch.template_pool import RunningTemplate
 from coldstart.system.ipc import json_lines
 from coldstart.system.proc import processes
-from coldstart.system.proc.lifeline import SUPERVISOR_ENV
 
 # What a supervisor does, by the message's `does`.
 SOURCE = """
@@ -171,7 +171,7 @@ def _ignores(pid: int, number: int) -> bool:
 
 
 def test_stopped_starter_ends_with_its_gateway() -> None:
-    command = [sys.executable, "-c", GATEWAY, str(SUPERVISOR_ENV)]
+    command = [sys.executable, "-c", GATEWAY, str(SUPERVISOR_PID)]
     gateway = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert gateway.stdout is not None
     pid = int(gateway.stdout.readline())
@@ -219,7 +219,7 @@ def test_supervisor_finds_the_modules_of_a_start_imported(tmp_path: Path) -> Non
     done = subprocess.run(
         [sys.executable, "-c", SUPERVISOR, json.dumps(_describe_start(tmp_path, on_miss="warn"))],
         check=False,
-        env={**os.environ, SUPERVISOR_ENV: str(os.getpid())},
+        env={**os.environ, SUPERVISOR_PID: str(os.getpid())},
         capture_output=True,
         text=True,
         timeout=60,

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from coldstart.contract.environment import PLAN
 from coldstart.contract.graphs import EngineTask
-from coldstart.contract.plan import PLAN_ENV, LaunchPlan
+from coldstart.contract.plan import LaunchPlan
 from coldstart.graphs.errors import GraphRefusedError
 from coldstart.vllm.graphs import entry, hooks, plugin
 from coldstart.vllm.graphs.hooks import build_graph_key, check_runner
@@ -101,7 +102,7 @@ def test_nothing_is_patched_without_a_request_or_support(
     "plan", [None, LaunchPlan([], key="k"), LaunchPlan([], engine=EngineTask(restore=Path("/g")))]
 )
 def test_plan_says_whether_the_plug_in_runs(monkeypatch: pytest.MonkeyPatch, plan: LaunchPlan | None) -> None:
-    monkeypatch.setenv(PLAN_ENV, plan.variables()[PLAN_ENV] if plan else "")
+    monkeypatch.setenv(PLAN, plan.variables()[PLAN] if plan else "")
     found: list[EngineTask] = []
     monkeypatch.setattr(plugin, "register", found.append)
     entry.register()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from coldstart.contract.environment import VLLM_PP_LAYER_PARTITION
 from coldstart.contract.plan import LaunchPlan
 from coldstart.system.ipc.peers import PeerError
 from coldstart.weights.load import stage
@@ -166,7 +167,7 @@ def _vllms(partition: str | None) -> Indices:
     tree = ast.parse(file.read_text(encoding="utf-8"))
     tree.body = [node for node in tree.body if getattr(node, "name", "") == "get_pp_indices"]
     scope: dict[str, Any] = {
-        "envs": SimpleNamespace(**{stage.PARTITION_ENV: partition}),
+        "envs": SimpleNamespace(**{VLLM_PP_LAYER_PARTITION: partition}),
         "logger": logging.getLogger(__name__),
     }
     exec(compile(tree, file, "exec"), scope)
