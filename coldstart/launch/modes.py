@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -121,13 +121,12 @@ class TemplateMode(StartMode):
 
     def find_missing(self, start: ServerStart) -> Reason | None:
         """Return the reason why no template fits this start, or None if a template fits."""
-        if self._templates(start):
+        listed = _list_templates(start)
+        if self._select_fitting(listed, start):
             return None
         model = start.request.lookup.model.name
         reason = f"no {self.name} is running for {model}"
-        if any(
-            template.model == model and template.level in self.levels for template in _list_templates(start)
-        ):
+        if any(template.model == model and template.level in self.levels for template in listed):
             reason = f"the running {self.name} for {model} was started with other arguments or versions"
         return Reason(reason, start.request.lookup.format_template(self.levels[0]))
 
@@ -135,7 +134,7 @@ class TemplateMode(StartMode):
         """Make the template fork the server, or wake its engine to act as one. Raises the same errors as `StartMode.launch`."""
         from coldstart.launch import server_process, template_pool
 
-        found = self._templates(start)
+        found = self._select_fitting(_list_templates(start), start)
         ready = [one for one in found if one.ready]
         if not ready:
             if found and found[0].pid:
@@ -156,23 +155,26 @@ class TemplateMode(StartMode):
             raise LaunchRefusedError(str(error), "coldstart template status") from error
         return await_ready(start, launched)
 
-    def _templates(self, start: ServerStart) -> list[RunningTemplate]:
-        try:
-            listed = [template for template in _list_templates(start) if template.python == sys.executable]
-        except (OSError, UsageError) as error:  # no private directory for sockets, or no space in it
-            raise LaunchRefusedError(str(error)) from error
+    def _select_fitting(self, listed: Sequence[RunningTemplate], start: ServerStart) -> list[RunningTemplate]:
         lookup = start.request.lookup
         fitting = [
-            template for template in listed if template.level == RUNTIME or template.key == lookup.key.digest
+            template
+            for template in listed
+            if template.python == sys.executable
+            and (template.level == RUNTIME or template.key == lookup.key.digest)
         ]
         return [template for level in self.levels for template in fitting if template.level == level]
 
 
-def _list_templates(start: ServerStart) -> Iterator[RunningTemplate]:
+def _list_templates(start: ServerStart) -> list[RunningTemplate]:
+    """Return the templates that a start can see. Raises LaunchRefusedError if their directory is unavailable."""
     from coldstart.launch import template_pool
 
-    for root in dict.fromkeys((start.request.templates, None)):
-        yield from template_pool.list_templates(root)
+    roots = dict.fromkeys((start.request.templates, None))
+    try:
+        return [template for root in roots for template in template_pool.list_templates(root)]
+    except (OSError, UsageError) as error:  # no private directory for sockets, or no space in it
+        raise LaunchRefusedError(str(error)) from error
 
 
 def _fork_thawed(start: ServerStart, thaw: Callable[[], RestoredTemplate]) -> ReadyServer:

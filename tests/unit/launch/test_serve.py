@@ -142,6 +142,19 @@ def test_auto_names_a_template_that_died(started: Started, template: Template) -
     ]
 
 
+def test_find_mode_lists_templates_once_per_mode(lookup: Lookup, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed, list_templates = list[Path | None](), template_pool.list_templates
+
+    def count(root: Path | None = None) -> Iterator[template_pool.RunningTemplate]:
+        listed.append(root)
+        return list_templates(root)
+
+    monkeypatch.setattr(template_pool, "list_templates", count)
+    _, skipped = ladder.find_mode(ServeRequest(lookup), PLAN)
+    reasons = [one.reason for one in skipped if one.stage.startswith("template-")]
+    assert listed == [None] * len(reasons) and len(reasons) == 2
+
+
 def test_start_falls_back_when_the_template_refuses(
     started: Started, template: Template, monkeypatch: pytest.MonkeyPatch
 ) -> None:
