@@ -68,6 +68,10 @@ class _HubFailure(Exception):
         return self.args[0]  # type: ignore[no-any-return]
 
 
+# The last description of each repository that the hub returned to this process.
+_latest: dict[str, ModelInfo] = {}
+
+
 def fetch(repo_id: str, revision: str | None, offline: bool, part: Part) -> Path:
     """Return the local directory of a part of the repository at `revision`, after downloading missing files.
 
@@ -177,11 +181,16 @@ def _record(directory: Path, revision: str | None) -> None:
 
 
 def _ask(repo_id: str, revision: str | None) -> ModelInfo:
-    """Return the hub's description of the repository with its commit. Raises _HubFailure."""
+    """Return the hub's description of the repository with its commit. Raises _HubFailure.
+
+    The hub is asked for a branch each time, but not again for the commit that it returned last, which cannot change.
+    """
     from concurrent.futures import Future
 
     from huggingface_hub import model_info
 
+    if (known := _latest.get(repo_id)) is not None and known.sha == revision:
+        return known
     answer: Future[ModelInfo] = Future()
 
     def ask() -> None:
@@ -195,7 +204,9 @@ def _ask(repo_id: str, revision: str | None) -> ModelInfo:
 
     Thread(target=ask, name="hub", daemon=True).start()
     with _failures():
-        return answer.result(_ANSWER_S)
+        found = answer.result(_ANSWER_S)
+    _latest[repo_id] = found
+    return found
 
 
 @contextmanager

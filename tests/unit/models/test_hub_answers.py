@@ -200,6 +200,19 @@ def test_a_branch_is_recorded_for_a_start_without_the_hub(tmp_path: Path) -> Non
     assert outcomes == [{"path": str(snapshot.parent / OTHER)}] and "does not respond" in said
 
 
+def test_each_start_asks_the_hub_once_for_its_branch(tmp_path: Path) -> None:
+    def behave(connection: socket.socket, asked: Asked) -> None:
+        raw_server.say(connection, {"id": "acme/whole", "sha": COMMIT, "siblings": []})
+
+    snapshot = _cache(tmp_path, "whole", "complete")
+    with raw_server.answering(behave) as server:
+        outcomes, _ = _start(tmp_path, [("whole", "main")] * 2, server.url, at_once=1)
+    assert outcomes == [{"path": str(snapshot)}] * 2
+    # huggingface_hub asks for more than the repository.
+    asked = [one.path for one in server.asked if one.path.startswith("/api/models/")]
+    assert asked == ["/api/models/acme/whole/revision/main"] * 2
+
+
 def test_no_hub_is_asked_when_a_start_is_offline(tmp_path: Path) -> None:
     asked: list[str] = []
     complete = _cache(tmp_path, "whole", "complete")
