@@ -96,7 +96,7 @@ class ArchiveSource:
         """Open a blob in the archive. Raises MissingBlobError if the archive does not contain the blob."""
         return self._open(_BLOBS + blob.digest.removeprefix("sha256:"))
 
-    def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
+    def read_signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
         """Return the documents of the signatures of manifest `subject` that the index lists."""
         return read_signature_documents(self, self.entries, subject)
 

@@ -217,7 +217,7 @@ _NOT_CHECKED = TrustResult(True, None, "trust was not checked")
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class RankedBundle:
     """Bundle with the values that determine its rank. `read_error` is the reason why it cannot be read, or None."""
 
     bundle: Bundle
@@ -231,16 +231,16 @@ class Candidate:
         return self.read_error is None, self.trust.ok, self.created_at, self.bundle.version
 
 
-def rank_bundle(bundle: Bundle, trust: TrustCheck | None) -> Candidate:
+def rank_bundle(bundle: Bundle, trust: TrustCheck | None) -> RankedBundle:
     """Return `bundle` as a ranked candidate. If `trust` is None, every bundle counts as trusted."""
     try:
         created = bundle.manifest.provenance.created
-        return Candidate(bundle, created, trust(bundle) if trust else _NOT_CHECKED)
+        return RankedBundle(bundle, created, trust(bundle) if trust else _NOT_CHECKED)
     except BundleError as error:
-        return Candidate(bundle, "", TrustResult(False, None, error.message), error)
+        return RankedBundle(bundle, "", TrustResult(False, None, error.message), error)
 
 
-def sort_best_first(bundles: Iterable[Bundle], trust: TrustCheck | None) -> list[Candidate]:
+def sort_best_first(bundles: Iterable[Bundle], trust: TrustCheck | None) -> list[RankedBundle]:
     """Return `bundles` as ranked candidates, best first."""
     return sorted((rank_bundle(bundle, trust) for bundle in bundles), key=lambda one: one.rank, reverse=True)
 

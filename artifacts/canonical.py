@@ -1,4 +1,4 @@
-"""Canonical JSON writer, and JSON readers with a size limit. dumps(loads(dumps(x))) == dumps(x).
+"""Canonical JSON writer, and JSON readers with a size limit. serialize(loads(serialize(x))) == serialize(x).
 
 Canonical JSON is UTF-8 with fields sorted by code point, no whitespace, shortest round-trip numbers, and no NaN or
 infinity.
@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
-def dumps(value: object) -> bytes:
+def serialize(value: object) -> bytes:
     """Return the canonical bytes of `value`.
 
     Raises InvalidJsonError for values that JSON cannot represent, such as NaN or a lone surrogate.

@@ -166,7 +166,7 @@ def _flock(handle: int, operation: int, path: Path) -> None:
         raise
 
 
-def write_once(path: Path, data: bytes, mode: int) -> None:
+def write_if_missing(path: Path, data: bytes, mode: int) -> None:
     """Create `path` with `data` unless the file exists. If several processes call this at once, only the first writes it.
 
     Raises NoSpaceError, ReadOnlyStoreError, NoLocksError.

@@ -49,10 +49,10 @@ class Key:
     @cached_property
     def digest(self) -> str:
         """Return the SHA-256 digest of the canonical JSON of the fields, as sha256:<hex>."""
-        return canonical.compute_digest(canonical.dumps(dict(self.fields)))
+        return canonical.compute_digest(canonical.serialize(dict(self.fields)))
 
     @property
-    def short(self) -> str:
+    def short_digest(self) -> str:
         """Return the first 12 hex digits of the digest."""
         return self.digest.removeprefix("sha256:")[:12]
 

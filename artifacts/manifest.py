@@ -84,7 +84,7 @@ class Manifest:
 
     def serialize_config(self) -> bytes:
         """Return the config blob as canonical JSON."""
-        return canonical.dumps(
+        return canonical.serialize(
             {
                 "format_version": self.format_version,
                 "key": dict(self.key.fields),

@@ -15,7 +15,7 @@ from coldstart.artifacts.limits import LIMITS
 
 LAYOUT_FILE = "oci-layout"
 INDEX_FILE = "index.json"
-LAYOUT = canonical.dumps({"imageLayoutVersion": "1.0.0"})
+LAYOUT = canonical.serialize({"imageLayoutVersion": "1.0.0"})
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
@@ -88,7 +88,9 @@ class ImageManifest(msgspec.Struct, frozen=True, omit_defaults=True, rename="cam
 
     def serialize(self) -> bytes:
         """Return the manifest as canonical JSON."""
-        return canonical.dumps(msgspec.to_builtins(self) | {"schemaVersion": 2, "mediaType": MANIFEST_TYPE})
+        return canonical.serialize(
+            msgspec.to_builtins(self) | {"schemaVersion": 2, "mediaType": MANIFEST_TYPE}
+        )
 
     @property
     def blobs(self) -> tuple[Descriptor, ...]:
@@ -122,7 +124,7 @@ class _Index(msgspec.Struct):
 def serialize_index(entries: list[Descriptor]) -> bytes:
     """Return an image index as canonical JSON."""
     listed = [entry.to_document() for entry in entries]
-    return canonical.dumps({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": listed})
+    return canonical.serialize({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": listed})
 
 
 def parse_index(data: bytes) -> list[Descriptor]:

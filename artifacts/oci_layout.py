@@ -30,7 +30,7 @@ class BundleSource(Protocol):
         """Open the bytes of `blob`. Raises MissingBlobError or RemoteFailedError."""
         ...
 
-    def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
+    def read_signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
         """Return the signature documents of the manifest `subject`."""
         ...
 
@@ -158,7 +158,7 @@ class OciLayout:
         """Open the file of a blob without verifying it. Raises the errors of blobs.open_unverified."""
         return blobs.open_unverified(self.root, blob.digest)
 
-    def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
+    def read_signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
         """Return the documents of all signatures that the index lists for the manifest `subject`."""
         return read_signature_documents(self, self.read_entries(), subject)
 

@@ -72,7 +72,7 @@ class Repository:
             )
         return descriptor
 
-    def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
+    def read_signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
         """Return the documents of the signatures that refer to `subject`."""
         listed = self._fetch_index(self.build_url("referrers", subject.digest))
         if listed is None:

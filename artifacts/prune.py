@@ -16,7 +16,7 @@ from coldstart.artifacts.bundle import Bundle, TrustCheck, find_superseded
 from coldstart.artifacts.errors import BundleError, NoSpaceError, translate_os_errors
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.oci_layout import OciLayout, is_bundle, read_small_blob
-from coldstart.artifacts.writer import find_abandoned
+from coldstart.artifacts.writer import find_abandoned_staging
 
 _Images = Mapping[str, oci.ImageManifest | BundleError]
 
@@ -120,7 +120,11 @@ def _is_retained(entry: oci.Descriptor, images: _Images, retained: Collection[st
 
 def _find_garbage(layout: OciLayout, kept: set[str], images: _Images, *, only_leftovers: bool) -> _Garbage:
     garbage = _Garbage(
-        [*find_abandoned(layout), *layout.root.glob(".*.partial"), *layout.blobs_dir.glob(".*.partial")]
+        [
+            *find_abandoned_staging(layout),
+            *layout.root.glob(".*.partial"),
+            *layout.blobs_dir.glob(".*.partial"),
+        ]
     )
     if only_leftovers:
         return garbage

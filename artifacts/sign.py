@@ -79,7 +79,7 @@ class HostKey:
                 "signatures": [{"sig": _encode_base64(self.private_key.sign(encode_pae(body)))}],
             },
         }
-        return canonical.dumps(document)
+        return canonical.serialize(document)
 
 
 def fingerprint(public: Ed25519PublicKey) -> str:
@@ -92,7 +92,7 @@ def build_statement(digest: str, signer: str | None = None) -> bytes:
 
     `signer` identifies the key to readers that do not have it.
     """
-    return canonical.dumps(
+    return canonical.serialize(
         {
             "_type": STATEMENT_TYPE,
             "subject": [{"digest": {"sha256": digest.removeprefix("sha256:")}}],
@@ -121,7 +121,7 @@ def load_host_key(state_dir: Path) -> HostKey:
                 Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
             )
             files.create_private_directory(path.parent)
-            files.write_once(path, pem, 0o600)
+            files.write_if_missing(path, pem, 0o600)
     require_unexposed(path, state_dir)
     key = read_key(path)
     add_trusted_key(trust_dir(state_dir), key.public_pem, name="host")
@@ -212,7 +212,7 @@ class TrustStore:
         require_unexposed(self.directory, state)
         trusted = [read_trusted(path, state) for path in sorted(self.directory.glob("*.pub"))]
         keys = {fingerprint(key): key for key in trusted}
-        documents = bundle.layout.signatures(bundle.descriptor)
+        documents = bundle.layout.read_signatures(bundle.descriptor)
         return [verify_signature(document, bundle.digest, keys) for document in documents]
 
 

@@ -102,12 +102,14 @@ class Store:
         """
         candidates = [bundle for bundle in self.list_bundles() if bundle.identity[1] == key.digest]
         if not candidates:
-            raise BundleNotFoundError(f"no bundle for key {key.short}", self._find_nearest(key, name, trust))
+            raise BundleNotFoundError(
+                f"no bundle for key {key.short_digest}", self._find_nearest(key, name, trust)
+            )
         best = sort_best_first(candidates, trust)[0]
         if best.read_error is not None:
             raise best.read_error
         if not best.trust.ok:
-            message = f"no trusted bundle for key {key.short}: {best.trust.reason}"
+            message = f"no trusted bundle for key {key.short_digest}: {best.trust.reason}"
             raise BundleNotFoundError(message, self._find_nearest(key, name, trust), best.bundle)
         return best.bundle
 

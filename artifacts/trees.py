@@ -46,7 +46,7 @@ class Readable(Protocol):
     def read(self, size: int = -1, /) -> bytes: ...
 
 
-class Member(NamedTuple):
+class TarMember(NamedTuple):
     """File or directory in a tree, with its size in bytes."""
 
     name: str
@@ -157,7 +157,7 @@ class _BoundedReader:
             yield data
 
 
-def list_members(reader: VerifiedReader, entry: Descriptor) -> list[Member]:
+def list_members(reader: VerifiedReader, entry: Descriptor) -> list[TarMember]:
     """Read a tree to its end, and return its members without unpacking them. Raises the errors of `extract_tree`."""
     return _read_tree(reader, entry, None)
 
@@ -181,7 +181,7 @@ def extract_tree(reader: VerifiedReader, entry: Descriptor, dest: Path) -> int:
     return len(members)
 
 
-def _read_tree(reader: VerifiedReader, entry: Descriptor, target: Path | None) -> list[Member]:
+def _read_tree(reader: VerifiedReader, entry: Descriptor, target: Path | None) -> list[TarMember]:
     budget = min(LIMITS.tree_bytes, max(LIMITS.ratio_floor_bytes, LIMITS.tree_ratio * entry.size))
     decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
     stream = decompressor.stream_reader(cast("IO[bytes]", reader), read_across_frames=True, closefd=False)
@@ -194,14 +194,14 @@ def _read_tree(reader: VerifiedReader, entry: Descriptor, target: Path | None) -
         reader.drain()
 
 
-def read_tar(source: Readable, budget: int, target: Path | None = None) -> list[Member]:
+def read_tar(source: Readable, budget: int, target: Path | None = None) -> list[TarMember]:
     """Read a tar stream of at most `budget` bytes and return its members. If `target` is set, write them below it.
 
     Raises InvalidTreeError, UnsafePathError, UnsafeLinkError, UnsafeMemberError, DuplicateMemberError, ArchiveBombError.
     """
-    stream, members = _BoundedReader(source, budget), list[Member]()
+    stream, members = _BoundedReader(source, budget), list[TarMember]()
     for info in _iterate_members(stream):
-        members.append(Member(info.name, info.size, info.isdir()))
+        members.append(TarMember(info.name, info.size, info.isdir()))
         if target is None:
             continue
         if info.isdir():

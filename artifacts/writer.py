@@ -169,7 +169,11 @@ def _build_index_entry(
     version = 1 + max(versions, default=0)
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:96]
     identity = {oci.NAME: name, oci.KEY: key.digest}
-    annotations = {**identity, oci.REF_NAME: f"{slug}-{key.short}-v{version}", oci.VERSION: str(version)}
+    annotations = {
+        **identity,
+        oci.REF_NAME: f"{slug}-{key.short_digest}-v{version}",
+        oci.VERSION: str(version),
+    }
     return replace(descriptor, artifact_type=oci.BUNDLE_TYPE, annotations=annotations)
 
 
@@ -190,7 +194,7 @@ def open_staging(layout: OciLayout) -> Iterator[Staging]:
             os.close(handle)
 
 
-def find_abandoned(layout: OciLayout) -> list[Path]:
+def find_abandoned_staging(layout: OciLayout) -> list[Path]:
     """Return the staging directories whose writer exited without removing them. The caller holds the index lock."""
     dead = []
     for directory in sorted(layout.staging_dir.iterdir()):
@@ -230,7 +234,7 @@ def receive_bundle(layout: OciLayout, source: BundleSource, descriptor: oci.Desc
         staging.add_blob(config, image.config.media_type)
         staging.add_blob(data, oci.MANIFEST_TYPE)
         stored = [blob for blob in every if blob.digest not in staging.blobs]
-        bundle = staging.publish(bare, parsed, source.signatures(bare), stored)
+        bundle = staging.publish(bare, parsed, source.read_signatures(bare), stored)
     damaged = [error for error in blob_errors.values() if error and not isinstance(error, MissingBlobError)]
     return dataclasses.replace(bundle, replaced_blobs=len(damaged))
 
@@ -255,7 +259,7 @@ class BundleDraft:
         Raises SectionTableError, SectionUnsupportedError, InvalidJsonError, TooLargeError or NoSpaceError.
         """
         declared = self._require_type(name, "json")
-        data = canonical.dumps(value)
+        data = canonical.serialize(value)
         if len(data) > LIMITS.json_section_bytes:
             raise TooLargeError(
                 f"section {name} has {len(data)} bytes; the limit is {LIMITS.json_section_bytes} bytes"

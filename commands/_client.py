@@ -30,7 +30,7 @@ _WINDOW_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class HttpService:
     """Kind of server that a client calls, with the texts of its hints.
 
     `start_command` is the command that starts the server. `key_option` is the option that supplies the operator's key.
@@ -41,8 +41,8 @@ class Service:
     key_option: str
 
 
-HOST = Service("host", "coldstart host MODEL..., or --url URL", "--api-key-file FILE")
-FLEET = Service("fleet", "coldstart fleet up --memory 60GiB", "--admin-key-file FILE")
+HOST = HttpService("host", "coldstart host MODEL..., or --url URL", "--api-key-file FILE")
+FLEET = HttpService("fleet", "coldstart fleet up --memory 60GiB", "--admin-key-file FILE")
 
 
 class ServerClient:
@@ -56,7 +56,7 @@ class ServerClient:
         *,
         wait_s: float,
         silent_s: float = _WINDOW_S,
-        service: Service = HOST,
+        service: HttpService = HOST,
     ) -> None:
         """Create a client, and check the address and the key.
 

@@ -76,15 +76,15 @@ READY_TIMEOUT = typer.Option(
 class Common:
     """Values of the common options: output, network access, cache directory, and vLLM arguments.
 
-    `typed_args` is true if the command line contains `--`, even without arguments after it. `typed` contains the names of the
-    options that are on the command line; options from environment variables are not included.
+    `has_typed_args` is true if the command line contains `--`, even without arguments after it. `typed` contains the
+    names of the options that are on the command line; options from environment variables are not included.
     """
 
     out: Output
     offline: bool
     cache: Cache
     vllm_args: Arguments
-    typed_args: bool = False
+    has_typed_args: bool = False
     typed: frozenset[str] = frozenset()
 
     def store(self) -> "Store":
@@ -101,10 +101,10 @@ class Common:
         from coldstart.models import inspection
 
         bundle = self.store().find_by_reference(ref, trust=inspection.trust)
-        self.note_version(ref, bundle.ref)
+        self.print_version_note(ref, bundle.ref)
         return bundle
 
-    def note_version(self, ref: str, selected: str) -> None:
+    def print_version_note(self, ref: str, selected: str) -> None:
         """Print which version was selected if several versions have the name `ref`. `selected` is the full reference."""
         versions = {one.ref: one.version for one in self.store().list_bundles() if one.identity[0] == ref}
         if len(versions) > 1 and selected in versions:
@@ -125,7 +125,7 @@ class Common:
         """
         from coldstart.models import resolver
 
-        vllm_args = None if adopts and not self.typed_args else self.vllm_args
+        vllm_args = None if adopts and not self.has_typed_args else self.vllm_args
         return resolver.resolve(
             model, vllm_args, cache=self.cache, offline=self.offline, revision=revision, accepts=accepts
         )

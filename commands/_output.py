@@ -104,7 +104,7 @@ class Output:
     verbose: bool = False
     progress: Progress = "auto"
     started: float = field(default_factory=time.monotonic)
-    # Lines that `print_together` holds back.
+    # Lines that `hold_messages` holds back.
     _held_lines: list[str] | None = None
 
     def print_result(
@@ -140,7 +140,7 @@ class Output:
             self._print(*lines)
 
     @contextmanager
-    def print_together(self) -> Iterator[None]:
+    def hold_messages(self) -> Iterator[None]:
         """Buffer the notes and warnings of the block, and print them together at its end.
 
         Otherwise a server that logs to the same terminal could print lines between them.

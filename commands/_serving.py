@@ -107,7 +107,7 @@ def run_server(
     def announce_report(server: "Server", recorded: "Timeline") -> None:
         hide.close()
         report = server.document() | {"longest_phase": recorded.find_longest(server.began)}
-        with common.out.print_together():
+        with common.out.hold_messages():
             announce(report)
             common.out.print_details(*_format_phases(recorded).splitlines())
             print_advice(common, request, plan, report)

@@ -125,7 +125,7 @@ def run(
     typed = settings if on_miss is None else {**settings, "on_miss": on_miss}
     model_options: dict[str, Any] = {} if idle is None else {"idle_s": idle}
     # Without `--`, each model gets the arguments of its newest trusted bundle.
-    model_options |= {"args": list(common.vllm_args)} if common.typed_args else {}
+    model_options |= {"args": list(common.vllm_args)} if common.has_typed_args else {}
     if memory is not None:
         require_unit(memory, "--memory", hint=f"use --memory {memory.strip()}MiB")
     typed["models"] = dict.fromkeys(models or (), model_options)

@@ -50,7 +50,7 @@ def command(
         ref, vllm_args, cache=common.cache, offline=common.offline, revision=revision, asks_hub=True
     )
     if not vllm_args and revision is None:
-        common.note_version(ref, bundle.ref)
+        common.print_version_note(ref, bundle.ref)
     if key:
         _show_key(common, bundle.key)
     elif tree:

@@ -115,7 +115,8 @@ def _show_plan(common: Common, model: str, planned: "MaterializationPlan") -> No
         flag for flag, is_set in (("--graphs", options.graphs), ("--snapshot", options.snapshot)) if is_set
     ]
     common.out.print_success(
-        f"Would build key {planned.key.short}", then=common.format_command("materialize", model, *flags)
+        f"Would build key {planned.key.short_digest}",
+        then=common.format_command("materialize", model, *flags),
     )
 
 

@@ -170,7 +170,7 @@ def _detach(start: _Start, serve_args: list[str], lock: int) -> None:
     with _serving.show_start(common, detached=True) as show:
         report = start_detached([*serve_args, "--", *request.lookup.vllm_args], log, lock, record, show)
     start.record(report, plan)
-    with common.out.print_together():
+    with common.out.hold_messages():
         _announce(start, plan, {**report, "log": str(log)}, is_detached=True)
         common.out.print_note(f"The log of the server is {log}")
         _serving.print_advice(common, request, plan, report)
@@ -251,7 +251,7 @@ def _require_same_settings(
     port = port if port is not None else vllm_args.number("port", 0)
     running_host = str(running.host or url.hostname or "")
     differing = up_records.list_differences(running, lookup)
-    is_requested = common.typed_args and bool(differing)
+    is_requested = common.has_typed_args and bool(differing)
     is_requested |= up_records.API_KEY in differing and bool(environment.VLLM_API_KEY.read())
     if host is not None and not listening.is_listening(running_host, str(host)):
         differing.insert(0, f"--host {host}")

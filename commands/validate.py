@@ -105,7 +105,7 @@ def command(
             raise
     if not common.vllm_args and revision is None:
         for word, report in zip(words, reports, strict=True):
-            common.note_version(word, report.ref)
+            common.print_version_note(word, report.ref)
     _show_reports(common, reports, fail_level)
     failed = [report.ref for report in reports if report.fails(fail_level)]
     if failed:

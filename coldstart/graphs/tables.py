@@ -181,8 +181,8 @@ def save(tables: Tables, directory: Path, binaries: Mapping[str, bytes]) -> str:
         "format": FORMAT, "tables": sha256(packed.getvalue()), "binaries": sorted(binaries),
         "keys": list(tables.graphs), "kernels": [asdict(k) for k in tables.kernels], "regions": regions,
     }  # fmt: skip
-    seal = sha256(canonical.dumps(manifest))
-    (directory / MANIFEST).write_bytes(canonical.dumps(manifest | {"seal": seal}))
+    seal = sha256(canonical.serialize(manifest))
+    (directory / MANIFEST).write_bytes(canonical.serialize(manifest | {"seal": seal}))
     return seal
 
 
@@ -197,7 +197,7 @@ def read_manifest(directory: Path) -> Manifest:
     try:
         document = json.loads(read_file(directory / MANIFEST))
         unsealed = {name: value for name, value in document.items() if name != "seal"}
-        if document["seal"] != sha256(canonical.dumps(unsealed)):
+        if document["seal"] != sha256(canonical.serialize(unsealed)):
             raise AlteredTableError(f"{MANIFEST} does not match its seal")
         if (found := document.get("format")) != FORMAT:
             raise AlteredTableError(f"{MANIFEST} has format {found}, but this version reads format {FORMAT}")

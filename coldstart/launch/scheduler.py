@@ -64,13 +64,13 @@ def apply_scheduler(
     """Return the plan with the chosen scheduler, which must have passed `check_scheduler`."""
     if choice == STOCK:
         return plan
-    from coldstart.vllm.scheduling import serve_arguments
+    from coldstart.vllm.scheduling import build_serve_arguments
 
     ranks, profile, fallbacks = plan.vllm_args.ranks_per_node(), None, list[Fallback]()
     if choice.policy != FCFS or choice.shadow_s is not None:
         profile, fallbacks = _profile(bundle)
     host_bytes = choice.host_bytes or (_host_bytes(bundle) if choice.policy == MLFQ else None)
-    flags = serve_arguments(replace(choice, profile=profile, host_bytes=host_bytes), on_cpu=on_cpu)
+    flags = build_serve_arguments(replace(choice, profile=profile, host_bytes=host_bytes), on_cpu=on_cpu)
     return replace(
         plan,
         vllm_args=plan.vllm_args.append(*flags),

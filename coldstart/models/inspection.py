@@ -176,11 +176,11 @@ def build_miss_error(lookup: Lookup, use: Callable[[Arguments], str] | None = No
         use_it = f"use it anyway: {lookup.format_command('serve', '--untrusted')}; or " if is_same else ""
         create = create if is_same else f"build a bundle with your own arguments after --: {create}"
         return NoBundleError(
-            f"bundle {untrusted.ref}, the only one for {lookup.model.name} with key {untrusted.key.short}, "
+            f"bundle {untrusted.ref}, the only one for {lookup.model.name} with key {untrusted.key.short_digest}, "
             f"is not trusted: {trust(untrusted).reason}",
             hint=f"run `coldstart trust add FILE` with the publisher's public key; or {use_it}{create}",
         )
-    summary = f"no bundle for {lookup.model.name} with key {lookup.key.short} in the store"
+    summary = f"no bundle for {lookup.model.name} with key {lookup.key.short_digest} in the store"
     if (nearest := lookup.nearest) is None:
         return NoBundleError(
             f"{summary}; the store has no other bundle for this model",

@@ -109,7 +109,7 @@ def write(store: Store, key: Key, target: str, chance: random.Random) -> None:
         for name, value in SECTIONS.items():
             document = mutate_often(value, chance) if name == target else value
             with draft.staging.open_blob() as file:
-                file.write(json.dumps(document).encode() if name == target else canonical.dumps(document))
+                file.write(json.dumps(document).encode() if name == target else canonical.serialize(document))
             kind = SECTION_TYPES[name].media_type
             draft.sections[name] = oci.Descriptor(kind, file.digest, file.size)
         draft.publish(provenance())

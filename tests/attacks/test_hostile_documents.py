@@ -29,7 +29,7 @@ _LAYER = {
 
 
 def _layers(*layers: object) -> Callable[[bytes], bytes]:
-    return lambda data: canonical.dumps(json.loads(data) | {"layers": layers})
+    return lambda data: canonical.serialize(json.loads(data) | {"layers": layers})
 
 
 def _config(**changes: object) -> bytes:
@@ -87,7 +87,7 @@ MANIFESTS = {
 @pytest.mark.parametrize("name", MANIFESTS)
 def test_manifest_refused_with_its_code(name: str, store: Store) -> None:
     change, code = MANIFESTS[name]
-    bundle = plant(store, canonical.dumps(config()), change)
+    bundle = plant(store, canonical.serialize(config()), change)
     with pytest.raises(BundleError) as caught:
         _ = bundle.manifest
     assert caught.value.code == code
@@ -112,7 +112,7 @@ def test_blob_that_is_a_link(store: Store, tmp_path: Path) -> None:
 
 def test_layer_that_is_no_section_is_reported_and_not_read(store: Store) -> None:
     layer = _LAYER | {"mediaType": "application/vnd.oci.image.layer.v1.tar"}
-    bundle = plant(store, canonical.dumps(config()), _layers(layer))
+    bundle = plant(store, canonical.serialize(config()), _layers(layer))
     assert [finding.code for finding in check(bundle, "manifest")] == ["CS-SECTION-UNKNOWN"]
     assert [(one.section_type, one.section_version) for one in bundle.manifest.sections] == [
         (layer["mediaType"], 0)

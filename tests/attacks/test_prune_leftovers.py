@@ -107,7 +107,7 @@ def test_prune_removes_files_of_killed_servers(run: Run, store: Store, home: Pat
 
 def _newer(store: Store) -> Bundle:
     """Publish a bundle of format 2.0 with the same key."""
-    return plant(store, canonical.dumps(config(format_version="2.0")))
+    return plant(store, canonical.serialize(config(format_version="2.0")))
 
 
 def test_list_shows_all_bundles_when_one_is_newer(run: Run, store: Store, home: Path) -> None:

@@ -217,7 +217,7 @@ class AotArtifacts:
         self._directory, self._misses, self.loaded_count = directory, list[str](), 0
 
     @property
-    def reasons(self) -> list[str]:
+    def compile_reasons(self) -> list[str]:
         """Return the reasons why vLLM compiled in this process although the bundle has artifacts."""
         # The section may contain only caches of other compilers: then vLLM requests no artifact.
         if not self.loaded_count and not self._misses and self._directory.is_dir():

@@ -20,7 +20,7 @@ VLLM_WORKER = f"{_CPU_WORKER}.CPUWorker"
 Fallbacks = list[Fallback]
 
 
-def choose(args: Namespace) -> Fallbacks:
+def select_components(args: Namespace) -> Fallbacks:
     """Select coldstart's executor, worker and loader in `args` unless the user chose others. Return the fallbacks.
 
     If the installed vLLM cannot load coldstart's KV connector, the connector is removed from `args`.

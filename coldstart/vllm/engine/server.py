@@ -139,7 +139,7 @@ def parse_args(vllm_args: Sequence[str]) -> tuple[Namespace, components.Fallback
 
     parser = import_cli_args().make_arg_parser(FlexibleArgumentParser())
     args: Namespace = parser.parse_args(list(vllm_args))
-    fallbacks = components.choose(args)
+    fallbacks = components.select_components(args)
     import_cli_args().validate_parsed_serve_args(args)
     return args, fallbacks
 
@@ -175,7 +175,7 @@ async def start_engine(args: Namespace, plan: LaunchPlan, app: EarlyApplication)
                 # A worker built in a thawed process would crash with an illegal instruction.
                 raise WorkerMismatchError(reason)
         config = create_config(args)
-        if scheduler.settle(args, config, plan):
+        if scheduler.drop_unsupported_scheduler(args, config, plan):
             config = create_config(args)
     # A spawned engine or rank repeats all imports, which takes about 10 s on a GPU. On the CPU, creating the configuration
     # forces "spawn", because OpenMP reads its settings when it is loaded. Our worker applies them itself.
@@ -194,7 +194,7 @@ async def start_engine(args: Namespace, plan: LaunchPlan, app: EarlyApplication)
     # Freeze the imported objects: each gc.collect() of vLLM's loader would scan them for half a second.
     gc.freeze()
     with timeline.measure("start engine", track="server"):
-        client, loggers = scheduler.engine_client(config, plan)
+        client, loggers = scheduler.choose_engine_client(config, plan)
         engine = client.from_vllm_config(
             config,
             stat_loggers=loggers,

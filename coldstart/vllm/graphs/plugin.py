@@ -101,7 +101,7 @@ def _wrapped(original: Callable[..., Any], run: Run) -> Callable[..., Any]:
 
 
 def _lay_compiled(held: compiled.AotArtifacts) -> None:
-    compat.fallback_sources.append(lambda: [Fallback("compile", reason) for reason in held.reasons])
+    compat.fallback_sources.append(lambda: [Fallback("compile", reason) for reason in held.compile_reasons])
     if reason := compat.check("aot"):
         log.warning("vLLM compiles: %s", reason)
         held.add_reason(reason)

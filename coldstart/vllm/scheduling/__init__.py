@@ -18,7 +18,7 @@ CONNECTOR, OFFLOADING_SPEC = "PolicyOffloadingConnector", "CpuPoolOffloadingSpec
 OFFLOADING_MODULE = "coldstart.vllm.scheduling.offload"
 
 
-def serve_arguments(settings: SchedulerSettings, *, on_cpu: bool) -> list[str]:
+def build_serve_arguments(settings: SchedulerSettings, *, on_cpu: bool) -> list[str]:
     """Return the vLLM arguments for the settings. Without host_bytes, the KV of preempted requests is recomputed.
 
     On the CPU, a KV connector makes vLLM reserve cores. Set VLLM_CPU_OMP_THREADS_BIND, for example to 0 on a machine with

@@ -14,7 +14,7 @@ from coldstart.scheduling.job import Job
 from coldstart.scheduling.mlfq import OrderAlternation, SkipJoinMlfq
 from coldstart.scheduling.reserve import ArrivalReserve
 from coldstart.scheduling.settings import SchedulerSettings
-from coldstart.vllm.scheduling.room import MemoryAllocator, ProtectedRequests
+from coldstart.vllm.scheduling.room import KvAllocator, ProtectedRequests
 from coldstart.vllm.scheduling.view import EngineView, Enst
 
 LOOKAHEAD_BATCHES = 4
@@ -31,7 +31,7 @@ class LoadSelector:
     """
 
     def __init__(
-        self, room: MemoryAllocator, ranking: Iterable[Job], reserve: ArrivalReserve, *, ahead: bool
+        self, room: KvAllocator, ranking: Iterable[Job], reserve: ArrivalReserve, *, ahead: bool
     ) -> None:
         self.room, self.view, self.ranking = room, room.view, ranking
         self.reserve, self.ahead = reserve, ahead
@@ -41,7 +41,7 @@ class LoadSelector:
     def choose(self, chosen: list[Request], enst: Enst, now: float) -> list[Request]:
         """Return the requests to load now. A load evicts other requests only if its own request ranks within the batch."""
         self.blocked, self.loading = [], []
-        if not self.view.has_evicted():
+        if not self.view.has_evicted_requests():
             return []
         due, others = self._list_on_host()
         fitting = self._select_fitting(chosen, due, others, enst, self.reserve.compute_reserved_blocks(now))
@@ -60,7 +60,7 @@ class LoadSelector:
             need = room.needs(request)
             if request in in_batch:
                 self._evict_for(request, need + used, [*chosen, *fitting], enst)
-            available = room.free - used - (0 if request in in_batch else reserve)
+            available = room.free_blocks - used - (0 if request in in_batch else reserve)
             if need > available or not fresh.can_protect(request, pledged_blocks):
                 if request in in_batch:
                     break
@@ -73,11 +73,11 @@ class LoadSelector:
     def _evict_for(self, request: Request, need: int, protected: list[Request], enst: Enst) -> None:
         """Evict requests with a larger ENST, starting with the largest, if this frees enough blocks."""
         room = self.room
-        if room.free >= need:
+        if room.free_blocks >= need:
             return
         limit = enst(request)
         later = [victim for victim in reversed(room.list_victims(protected, enst)) if enst(victim) > limit]
-        for victim in room.choose_victims(later, need - room.free, 0):
+        for victim in room.choose_victims(later, need - room.free_blocks, 0):
             room.evict(victim)
 
     def _list_on_host(self) -> tuple[list[Request], list[Request]]:
@@ -88,7 +88,7 @@ class LoadSelector:
         ranks = islice(view.list_servable(self.ranking), LOOKAHEAD_BATCHES * batch if self.ahead else batch)
         for position, job in enumerate(ranks):
             in_batch = position < batch
-            request = view.find_on_host(job.id)
+            request = view.find_request_on_host(job.id)
             if request is not None:
                 (due if in_batch else others).append(request)
             elif in_batch and view.is_loading(job.id):
@@ -115,7 +115,7 @@ class Placement:
     ) -> None:
         self.view, self.ranking, self.jobs, self.keeps_kv = view, ranking, jobs, keeps_kv
         self.fresh = ProtectedRequests(view)
-        self.room = MemoryAllocator(view, self.fresh)
+        self.room = KvAllocator(view, self.fresh)
         self.reserve = ArrivalReserve(settings.reserve_quantile)
         self.ahead = keeps_kv and settings.kv_strategy == "proactive"
         self.loads = LoadSelector(self.room, ranking, self.reserve, ahead=self.ahead)
@@ -168,7 +168,7 @@ class Placement:
         self._is_invalid = (
             not self.room.steady or bool(self.fresh) or self.turns.share > 0 or self._skips_unready(picked)
         )
-        self._is_invalid |= self.keeps_kv and self.view.has_evicted()
+        self._is_invalid |= self.keeps_kv and self.view.has_evicted_requests()
         return chosen, loads
 
     def pick(self) -> list[Job]:

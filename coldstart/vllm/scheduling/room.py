@@ -12,7 +12,7 @@ from heapq import nlargest
 
 from vllm.v1.request import Request
 
-from coldstart.vllm.scheduling.view import RUNNING, EngineView, Enst, State
+from coldstart.vllm.scheduling.view import RUNNING, EngineView, Enst, KvState
 
 
 class ProtectedRequests(dict[str, int]):
@@ -25,7 +25,7 @@ class ProtectedRequests(dict[str, int]):
 
     def __init__(self, view: EngineView) -> None:
         super().__init__()
-        self.pledge, self.pledged = view.bound_blocks, 0
+        self.pledge, self.pledged = view.compute_max_blocks, 0
         self.capacity = view.capacity - view.watermark
 
     def can_protect(self, request: Request, besides: int = 0) -> bool:
@@ -42,7 +42,7 @@ class ProtectedRequests(dict[str, int]):
         self.pledged -= self.pop(name, 0)
 
 
-class MemoryAllocator:
+class KvAllocator:
     """Allocator of KV blocks and slots for one step.
 
     `steady` is True if every picked request is running and has, by an upper bound, blocks for its next token. `reserve`
@@ -57,7 +57,7 @@ class MemoryAllocator:
         self.pledged = self._promised = self._joining = 0
 
     @property
-    def free(self) -> int:
+    def free_blocks(self) -> int:
         """Return the number of free blocks that are not reserved for a picked request."""
         return self.view.free_blocks() - self._promised
 
@@ -78,14 +78,14 @@ class MemoryAllocator:
         view = self.view
         return self.steady and 2 * view.groups * running + view.watermark <= view.free_blocks()
 
-    def evictable(self) -> Iterator[Request]:
+    def list_evictable(self) -> Iterator[Request]:
         kept = {self.view.request(name) for name in self.fresh}
         return (request for request in self.view.list_evictable() if request not in kept)
 
     def list_victims(self, spared: Iterable[Request], enst: Enst) -> list[Request]:
         """Return the evictable requests except `spared`, in ascending ENST (estimated next scheduled time)."""
         kept = set(spared)
-        return sorted((request for request in self.evictable() if request not in kept), key=enst)
+        return sorted((request for request in self.list_evictable() if request not in kept), key=enst)
 
     def choose_victims(self, order: list[Request], short: int, slots: int) -> list[Request]:
         """Return the fewest requests, from the start of `order`, whose eviction frees enough, or none if all free too little.
@@ -95,18 +95,18 @@ class MemoryAllocator:
             short: Number of blocks to free.
             slots: Number of slots to free.
         """
-        for count, blocks in enumerate(self.view.yield_freed(order), 1):
+        for count, blocks in enumerate(self.view.iterate_freed_blocks(order), 1):
             short -= blocks
             if short <= 0 and count >= slots:
                 return order[:count]
         return []
 
     def _keep_reserve(self, picked: list[Request], enst: Enst) -> None:
-        short = self.reserve - self.free
+        short = self.reserve - self.free_blocks
         if short <= 0:
             return
         order = self.list_victims(picked, enst)[::-1]
-        for victim, freed in zip(order, list(self.view.yield_freed(order)), strict=True):
+        for victim, freed in zip(order, list(self.view.iterate_freed_blocks(order)), strict=True):
             if short <= 0 or enst(victim) <= self.horizon_s:
                 return
             self.evict(victim)
@@ -120,7 +120,7 @@ class MemoryAllocator:
         pledged = sum(map(fresh.pledge, joining))
         others = (fresh.pledge(request) for request in heavy if request.status is RUNNING)
         bound = 2 * view.groups * (len(picked) - len(heavy)) + pledged + sum(others)
-        if bound + view.watermark > self.free or view.speculates:
+        if bound + view.watermark > self.free_blocks or view.speculates:
             return False
         if joining and fresh.pledged + pledged > fresh.capacity:
             return False
@@ -135,7 +135,7 @@ class MemoryAllocator:
         if short <= 0:
             return True
         kept = set(picked)
-        candidates = [request for request in self.evictable() if request not in kept]
+        candidates = [request for request in self.list_evictable() if request not in kept]
         for victim in nlargest(short, candidates, key=enst):
             self.evict(victim)
         return joining <= self.view.count_free_slots()
@@ -179,7 +179,7 @@ class MemoryAllocator:
         """
         holders = list(map(self.view.request, self.fresh))
         candidates = [r for r in holders if self.view.can_proceed(r)]
-        candidates += [r for r in holders if self.view.state(r) is State.LOADED]
+        candidates += [r for r in holders if self.view.get_kv_state(r) is KvState.LOADED]
         return candidates[0] if candidates else top
 
     def _fits(self, request: Request, later: list[Request], victims: list[Request]) -> bool:
@@ -187,11 +187,11 @@ class MemoryAllocator:
         joins = request.status is not RUNNING
         if joins and not self.fresh.can_protect(request, self.pledged):
             return False
-        short = self.needs(request) - self.free
+        short = self.needs(request) - self.free_blocks
         slots = self._joining + 1 - self.view.count_free_slots() if joins else 0
         if short <= 0 and slots <= 0:
             return True
-        candidates = set(self.evictable())
+        candidates = set(self.list_evictable())
         order = [*reversed(victims), *(other for other in reversed(later) if other in candidates)]
         evicted = self.choose_victims(order, short, slots)
         for evicted_request in evicted:

@@ -20,7 +20,7 @@ METRICS_ENV = "PROMETHEUS_MULTIPROC_DIR"
 SECTION = "scheduler"
 
 
-def settle(args: Namespace, config: Any, plan: LaunchPlan) -> bool:
+def drop_unsupported_scheduler(args: Namespace, config: Any, plan: LaunchPlan) -> bool:
     """Remove unsupported scheduler arguments from `args`, and add the reasons to the plan's fallbacks.
 
     Returns:
@@ -35,7 +35,7 @@ def settle(args: Namespace, config: Any, plan: LaunchPlan) -> bool:
     return _settle_offloading(args, plan)
 
 
-def engine_client(config: Any, plan: LaunchPlan) -> tuple[Any, list[Any]]:
+def choose_engine_client(config: Any, plan: LaunchPlan) -> tuple[Any, list[Any]]:
     """Return the engine client class (DeadlineLLM if deadlines are enabled), and the additional statistics loggers."""
     from vllm.v1.engine.async_llm import AsyncLLM
 

@@ -22,7 +22,7 @@ LOADING = RequestStatus.WAITING_FOR_REMOTE_KVS
 Enst = Callable[[Request], float]
 
 
-class State(Enum):
+class KvState(Enum):
     """KV state of a request.
 
     NEW: never computed. HOST: preempted, and its KV is on the host or was dropped. LOADING, LOADED: an asynchronous load
@@ -74,28 +74,28 @@ class EngineView:
             return self._stages == 1 or not self._in_flight(request)
         if request.status is WAITING and not (request.num_computed_tokens or request.num_stale_output_tokens):
             return True  # fast path for bursts; equivalent to the code below
-        state = self.state(request)
-        if state is State.HOST:
+        state = self.get_kv_state(request)
+        if state is KvState.HOST:
             connector = self._engine.connector
             return connector is None or bool(connector.find_hit(request, self._manager) == 0)
-        return state is State.NEW or state is State.LOADED
+        return state is KvState.NEW or state is KvState.LOADED
 
-    def state(self, request: Request) -> State:
+    def get_kv_state(self, request: Request) -> KvState:
         """Return the KV state of a request."""
         status = request.status
         if status is LOADING:
             has_landed = request.request_id in self._engine.finished_recving_kv_req_ids
-            return State.LOADED if has_landed else State.LOADING
+            return KvState.LOADED if has_landed else KvState.LOADING
         if status is RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
             structured = request.structured_output_request
-            return State.NEW if structured is not None and structured.grammar is not None else State.OTHER
+            return KvState.NEW if structured is not None and structured.grammar is not None else KvState.OTHER
         # Output that was sampled before a preemption may not be delivered yet: resuming now could sample it again.
         drains = request.num_stale_output_tokens and not request.drop_stale_output
         if drains or status in (RUNNING, RequestStatus.WAITING_FOR_STREAMING_REQ):
-            return State.OTHER
+            return KvState.OTHER
         if request.num_computed_tokens > 0:
-            return State.LOADED
-        return State.HOST if status is PREEMPTED else State.NEW
+            return KvState.LOADED
+        return KvState.HOST if status is PREEMPTED else KvState.NEW
 
     def can_proceed(self, request: Request) -> bool:
         """Return whether the request runs, and its next step needs no token that a step in flight still computes."""
@@ -111,17 +111,17 @@ class EngineView:
     def is_loading(self, name: str) -> bool:
         """Return whether the request's KV is being loaded."""
         request = self._engine.picked_holding.get(name)
-        return request is not None and self.state(request) is State.LOADING
+        return request is not None and self.get_kv_state(request) is KvState.LOADING
 
-    def has_evicted(self) -> bool:
+    def has_evicted_requests(self) -> bool:
         """Return whether any evicted request has not resumed yet."""
         return bool(self._engine.connector.evicted) or bool(self._engine.picked_holding)
 
-    def find_on_host(self, name: str) -> Request | None:
+    def find_request_on_host(self, name: str) -> Request | None:
         """Return the request if it is evicted, its KV is on the host, and its load has not started; otherwise, None."""
         connector = self._engine.connector
         request: Request | None = connector.evicted.get(name)
-        if request is None or connector.hits.get(name) == 0 or self.state(request) is not State.HOST:
+        if request is None or connector.hits.get(name) == 0 or self.get_kv_state(request) is not KvState.HOST:
             return None
         return request if connector.find_hit(request, self._manager) else None
 
@@ -145,7 +145,7 @@ class EngineView:
         wanted = -(-count_tokens_after_flight(request) // self.block_tokens)
         return max(0, wanted - self.count_blocks(request))
 
-    def bound_blocks(self, request: Request) -> int:
+    def compute_max_blocks(self, request: Request) -> int:
         """Return an upper bound of the number of blocks that the request has when its next token is computed."""
         tokens: int = request.num_tokens
         return self.groups * (tokens // self.block_tokens + 2)
@@ -155,7 +155,7 @@ class EngineView:
         blocks = self._manager.get_blocks(request.request_id).blocks
         return len(blocks[0]) if self.groups == 1 else sum(map(len, blocks))
 
-    def yield_freed(self, order: Sequence[Request]) -> Iterator[int]:
+    def iterate_freed_blocks(self, order: Sequence[Request]) -> Iterator[int]:
         """Yield the number of blocks that evicting each request of `order` frees. The last holder frees a shared block."""
         holders: dict[int, int] = {}
         for request in order:

@@ -64,8 +64,8 @@ class Rules:
         self._way(request, need, kept, enst)
         self._loading = None
         room = self.scheduler.room
-        later = [r for r in room.evictable() if r not in kept and enst(r) > enst(request)]
-        assert room.free >= need or room.free + self._freed(later) < need, (
+        later = [r for r in room.list_evictable() if r not in kept and enst(r) > enst(request)]
+        assert room.free_blocks >= need or room.free_blocks + self._freed(later) < need, (
             f"{request.request_id} waits on the host while requests of larger ENST hold its blocks"
         )
 
@@ -83,10 +83,10 @@ class Rules:
         if self._loading is not None:
             request, kept, enst = self._loading
             assert enst(victim) > enst(request), "evicted to load a request of larger ENST"
-            others = [enst(r) for r in room.evictable() if r not in kept and r is not victim]
+            others = [enst(r) for r in room.list_evictable() if r not in kept and r is not victim]
         elif self._making is not None:
             picked, enst = self._making
-            others = [enst(r) for r in room.evictable() if r not in picked and r is not victim]
+            others = [enst(r) for r in room.list_evictable() if r not in picked and r is not victim]
             if victim in picked:
                 assert not others or self.scheduler.fresh, "the batch's tail left before those outside it"
                 return
@@ -109,7 +109,7 @@ class Rules:
         pledged = fresh.pledged + sum(map(fresh.pledge, joining))
         if request.status != RUNNING and pledged + fresh.pledge(request) > fresh.capacity:
             return
-        leavers = [r for r in room.evictable() if r not in (*above, *led, request)]
+        leavers = [r for r in room.list_evictable() if r not in (*above, *led, request)]
         slots = scheduler.max_num_running_reqs - len(scheduler.started) + len(leavers) - len(joining)
         if request.status != RUNNING and slots <= 0:
             return

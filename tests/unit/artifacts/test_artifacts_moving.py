@@ -106,9 +106,9 @@ def test_push_to_and_pull_from_the_hub(store: Store, tmp_path: Path, monkeypatch
 
 def test_a_blob_that_is_pruned_during_a_pull_is_an_error(store: Store, tmp_path: Path) -> None:
     class Pruning(OciLayout):
-        def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
+        def read_signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
             other.prune(keep=None, drop=other.list_bundles())
-            return super().signatures(subject)
+            return super().read_signatures(subject)
 
     bundle, other = publish(store, tmp_path, run=1), Store(tmp_path / "other")
     publish(other, tmp_path, run=2)  # whose section `compile` is not fetched again

@@ -58,7 +58,7 @@ def test_a_manifest_that_was_sealed_again_with_another_format_type_or_count_is_r
     copy = Path(shutil.copytree(bundle_directory, tmp_path / "b"))
     document = json.loads((copy / MANIFEST).read_text()) | changes
     del document["seal"]
-    document["seal"] = stored.sha256(canonical.dumps(document))
+    document["seal"] = stored.sha256(canonical.serialize(document))
     (copy / MANIFEST).write_text(json.dumps(document))
     with pytest.raises(AlteredTableError, match=reason):
         stored.load(copy)

@@ -143,16 +143,16 @@ def test_vllms_own_look_up_finds_the_artifact_under_its_own_hash(
 
     monkeypatch.setattr(compilation_counter, "num_inductor_compiles", 0)
     held = compiled.AotArtifacts(_bundle(tmp_path, b"artifact"))
-    assert held.reasons == ["vLLM requested no ahead-of-time artifact"]
+    assert held.compile_reasons == ["vLLM requested no ahead-of-time artifact"]
     held.wrap_loader(decorators)
     path = tmp_path / "user" / "torch_aot_compile" / "another-hash" / "rank_0_0" / "model"
     found = decorators._try_load_aot_compiled_fn(_model(), str(path))
     assert found.data == b"artifact" and found.finalized
     assert (path.parents[1] / "inductor_cache" / "xy" / "kernel.py").read_text() == "k"
-    assert (held.loaded_count, held.reasons) == (1, [])
+    assert (held.loaded_count, held.compile_reasons) == (1, [])
     # PyTorch before 2.12 compiles after it has loaded an artifact.
     monkeypatch.setattr(compilation_counter, "num_inductor_compiles", 3)
-    (reason,) = held.reasons
+    (reason,) = held.compile_reasons
     assert reason == "vLLM loaded the artifact and compiled 3 graphs again: it contains no kernels for them"
 
 
@@ -188,7 +188,7 @@ def test_miss_has_its_reason(tmp_path: Path, decorators: Any, data: bytes, rank:
     held.wrap_loader(decorators)
     path = tmp_path / "user" / "another-hash" / "rank_0_0" / "model"
     assert decorators._try_load_aot_compiled_fn(_model(), str(path)) is None
-    assert (held.loaded_count, held.reasons) == (0, [reason])
+    assert (held.loaded_count, held.compile_reasons) == (0, [reason])
 
 
 def test_caches_of_an_untrusted_bundle_are_not_used() -> None:

@@ -112,7 +112,7 @@ def ours() -> Namespace:
 def test_incompatible_vllm_runs_its_scheduler_with_a_reason(lacking: set[str]) -> None:
     lacking.add("scheduler")
     plan, args = LaunchPlan([]), ours()
-    assert settle.settle(args, None, plan)
+    assert settle.drop_unsupported_scheduler(args, None, plan)
     assert (args.scheduler_cls, args.additional_config, args.kv_transfer_config) == (None, {}, None)
     assert plan.fallbacks == [Fallback("scheduler", "It lacks a point. vLLM's own scheduler runs instead.")]
 
@@ -120,26 +120,26 @@ def test_incompatible_vllm_runs_its_scheduler_with_a_reason(lacking: set[str]) -
 def test_vllm_scheduler_runs_when_ours_is_missing(lacking: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "coldstart.vllm.scheduling.scheduler", None)
     plan, args = LaunchPlan([]), ours()
-    assert settle.settle(args, None, plan) and args.scheduler_cls is None
+    assert settle.drop_unsupported_scheduler(args, None, plan) and args.scheduler_cls is None
     assert "cannot load the scheduler: ModuleNotFoundError" in plan.fallbacks[0].reason
 
 
 def test_evicted_ones_are_recomputed_without_host(lacking: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settle, "_find_incompatibility", lambda config: None)
     plan, args = LaunchPlan([]), ours()
-    assert not settle.settle(args, None, plan) and args.kv_transfer_config is not None
+    assert not settle.drop_unsupported_scheduler(args, None, plan) and args.kv_transfer_config is not None
     lacking.add("offload")
-    assert settle.settle(args, None, plan)
+    assert settle.drop_unsupported_scheduler(args, None, plan)
     assert args.scheduler_cls == SCHEDULER_CLS and args.kv_transfer_config is None
     assert args.additional_config == {KEY: {"policy": "skip-join-mlfq", "strategy": "recompute"}, "a": 1}
     assert plan.fallbacks == [Fallback("scheduler", "It lacks a point. Evicted KV is computed again.")]
-    assert not settle.settle(args, None, plan)
+    assert not settle.drop_unsupported_scheduler(args, None, plan)
 
 
 @pytest.mark.parametrize("given", [None, "somebody.elses.Scheduler"])
 def test_other_schedulers_are_not_changed(given: str | None) -> None:
     args = Namespace(scheduler_cls=given, additional_config={"a": 1}, kv_transfer_config=1)
-    assert not settle.settle(args, None, LaunchPlan([]))
+    assert not settle.drop_unsupported_scheduler(args, None, LaunchPlan([]))
     assert args.additional_config == {"a": 1}
 
 

@@ -52,7 +52,7 @@ async def main():
 AsyncLLM.from_vllm_config = engine
 logging = SimpleNamespace(pylogging_config_file="x")
 server.create_config = lambda args: SimpleNamespace(logging_config=logging, additional_config={}, shutdown_timeout=0)
-server.scheduler.settle = lambda *_: False
+server.scheduler.drop_unsupported_scheduler = lambda *_: False
 asyncio.run(main())
 """
 
