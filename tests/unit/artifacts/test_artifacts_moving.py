@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 from coldstart.artifacts import oci, oci_registry, remote, sign
-from coldstart.artifacts.archive import export_archive, import_archive
+from coldstart.artifacts.archive import export_archive
 from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import DigestMismatchError, InvalidReferenceError, MissingBlobError
 from coldstart.artifacts.oci_layout import OciLayout
 from coldstart.artifacts.store import Store
 from support.registry import host
-from tools.bundles import damage, keep, key, provenance, publish, publish_sections, write_tree
+from tools.bundles import damage, keep, provenance, publish, publish_sections, write_tree
 
 from coldstart.validate.checks import check
 
@@ -32,18 +32,6 @@ def _signed(store: Store, scratch: Path) -> Bundle:
 def _same(found: Bundle, bundle: Bundle, scratch: Path) -> None:
     assert found == bundle and check(found) == [] and found.manifest == bundle.manifest
     assert sign.TrustStore(sign.trust_dir(scratch / "state"))(found).ok
-
-
-def test_export_and_import_keep_digest_and_signature(store: Store, tmp_path: Path) -> None:
-    bundle = _signed(store, tmp_path)
-    size = export_archive([bundle], tmp_path / "one.tar")
-    assert size == (tmp_path / "one.tar").stat().st_size
-    other = Store(tmp_path / "other")
-    (found,) = import_archive(other, tmp_path / "one.tar")
-    _same(found, bundle, tmp_path)
-    export_archive([found], tmp_path / "two.tar")
-    assert (tmp_path / "two.tar").read_bytes() == (tmp_path / "one.tar").read_bytes()
-    assert import_archive(other, tmp_path / "one.tar") == [found] and len(other.list_bundles()) == 1
 
 
 def test_extracted_archive_is_a_readable_store(store: Store, tmp_path: Path) -> None:
@@ -116,20 +104,6 @@ def test_a_blob_that_is_pruned_during_a_pull_is_an_error(store: Store, tmp_path:
         other.receive_bundle(Pruning(store.root), bundle.descriptor)
     assert other.list_bundles() == []
     assert other.receive_bundle(store.layout, bundle.descriptor) == bundle and check(bundle) == []
-
-
-def test_prune_keeps_the_newest_and_what_it_needs(store: Store, tmp_path: Path) -> None:
-    old, new = publish(store, tmp_path, run=1), publish(store, tmp_path, run=2)
-    other = publish(store, tmp_path, key(tp=2), run=3)
-    planned = store.prune(keep=1, dry_run=True)
-    assert len(store.list_bundles()) == 3
-    done = store.prune(keep=1)
-    assert done == planned and done.removed == (old.digest,)
-    assert done.files == 2 and done.freed_bytes > 0  # a manifest and a section; both have one config
-    assert store.list_bundles() == [new, other] and check(new) == check(other) == []
-    store.prune(keep=None, drop=[other])
-    assert store.list_bundles() == [new]
-    assert publish(store, tmp_path, run=4).version == 3
 
 
 def test_prune_touches_no_blob_while_a_manifest_cannot_be_read(store: Store, tmp_path: Path) -> None:

@@ -1,13 +1,12 @@
 """The host's decisions, event by event."""
 
 import json
-from math import inf
 from typing import Any
 
 import pytest
 
 from coldstart.errors import UsageError
-from coldstart.host import configuration, status
+from coldstart.host import configuration
 from coldstart.host.core import Core
 from coldstart.host.events import (
     Action,
@@ -91,12 +90,6 @@ def test_pinned_models_reduce_what_their_device_has_for_others() -> None:
     assert _brief(host(1.0, RequestArrived("r", "b"))) == [(507, "r"), _start("a")]
     with pytest.raises(UsageError, match="pinned models need 12 bytes, but device 0 has only 10 bytes"):
         Driver(_on("a", 6, 0, pinned=True), _on("b", 6, 0, pinned=True), memory=100, device_memory=10)
-
-
-def test_pinned_models_start_before_the_first_request() -> None:
-    host = Driver(_on("a", 6, pinned=True), _on("b", 6))
-    assert host.core.deadline() == -inf
-    assert _brief(host(0.0, Tick())) == [_start("a")] and host.core.deadline() == inf
 
 
 def test_measured_excess_of_busy_models_is_evicted_at_the_next_check() -> None:
@@ -206,17 +199,6 @@ def test_reconfiguration_adds_and_removes_models_after_their_streams() -> None:
     assert set(host.core.models) == {"c"}
 
 
-def test_an_order_of_an_operator_is_no_request_for_the_statistics_and_the_policy() -> None:
-    host, seen = Driver(), list[str]()
-    host.core.residents.policy.record_request = lambda model, now, resident: seen.append(model)  # type: ignore[method-assign]
-    assert _brief(host(0.0, RequestArrived("order", "a", is_client_request=False))) == [_start("a")]
-    assert _brief(host(1.0, ModelReady("a", 1.0))) == [("order", "a")]
-    assert _brief(host(2.0, RequestArrived("again", "a", is_client_request=False))) == [("again", "a")]
-    assert (host.core.requests, host.core.hits, seen) == (0, 0, [])
-    host(3.0, RequestArrived("r", "a"))
-    assert (host.core.requests, host.core.hits, seen) == (1, 1, ["a"])
-
-
 def test_default_model_evicts_nothing_and_waits_for_requests() -> None:
     host = Driver(
         *(ModelSpec.with_two_tiers(*one) for one in (("a", 10, 5.0), ("b", 10, 7.0), ("c", 4, 1.0))),
@@ -265,27 +247,6 @@ def _host() -> tuple[Core, HostFacts]:
     facts = HostFacts(url="http://127.0.0.1:8000", pid=7, began=1.0)
     facts.get_model("a").aliases = ("alpha",)
     return core, facts
-
-
-def test_a_request_that_waits_and_a_model_that_starts() -> None:
-    core, facts = _host()
-    core.handle(RequestArrived("1", "a"), 2.0)
-    said = status.build_status(core, facts, 4.0, 1e9)
-    assert said["requests"] == {
-        "total": 1, "hits": 0, "hit_ratio": 0.0, "held": 1, "in_flight": 0, "refused": {}
-    }  # fmt: skip
-    a, b = said["models"]
-    assert (a["state"], a["held"], a["in_flight"], a["held_bytes"], a["since_s"]) == (
-        "starting",
-        1,
-        0,
-        10,
-        2.0,
-    )
-    assert (a["aliases"], a["idle_s"], a["hit_ratio"]) == (("alpha",), 60.0, None)
-    assert (b["state"], b["tier"], b["penalty_s"]) == ("stopped", "stopped", {"awake": 0.0, "stopped": 7.0})
-    assert said["host"]["memory_used_bytes"] == 10
-    assert a["progress"] is None
 
 
 def test_progress_follows_the_start_time_of_the_model() -> None:

