@@ -2,6 +2,7 @@
 
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -89,6 +90,16 @@ def test_adopt_arguments_takes_none_of_others(model: str, monkeypatch: pytest.Mo
     assert adopt(model).lender is not None
     monkeypatch.setattr(runtime, "read_torch_build", lambda: {"__version__": "2.14.0+cpu"})
     assert adopt(model).lender is None
+
+
+@pytest.mark.usefixtures("engine")
+def test_template_command_names_the_version_that_recorded_the_arguments(model: str) -> None:
+    publish_recorded(model, SHORT)
+    found = adopt(model)
+    assert found.lender is not None and found.format_template("runtime").split()[3] == model
+    named = replace(found, model=replace(found.model, name=found.lender.name, path=None))
+    words = ["coldstart", "template", "start", f"{found.lender.name}:v1", "--level", "runtime"]
+    assert named.format_template("runtime").split() == words
 
 
 @pytest.mark.usefixtures("engine")
