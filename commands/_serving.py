@@ -122,7 +122,7 @@ def run_server(
             request = replace(request, on_progress=lambda one: start_progress.write_progress(pipe, one))
         else:
             request = replace(request, on_progress=hide.enter_context(show_start(common)))
-        return driver.run(request, plan, announce_report, timeline)
+        return driver.run_server(request, plan, announce_report, timeline)
 
 
 def _format_phases(recorded: "Timeline") -> str:
@@ -198,7 +198,7 @@ def describe_request(report: Mapping[str, Any], vllm_args: "Arguments") -> str |
     name = vllm_args.value("served_model_name")
     name = name[0] if isinstance(name, list) else str(name)
     headers = ["Content-Type: application/json"]
-    if listening.requires_key(vllm_args, os.environ):
+    if listening.requires_api_key(vllm_args, os.environ):
         headers.append("Authorization: Bearer KEY")
     body = json.dumps({"model": name, "prompt": "Once upon a time", "max_tokens": 8})
     options = [argument for header in headers for argument in ("-H", header)]

@@ -72,13 +72,13 @@ def _describe_stopped(record: "UpRecord") -> str:
 def _stop_servers(common: Common, model: str | None) -> Iterator["UpRecord"]:
     from coldstart.launch import up_records
 
-    names = None if model is None else up_records.list_model_names(model)
+    names = None if model is None else up_records.list_possible_model_names(model)
     for directory in up_records.list_directories(common.cache):
         record = directory.read()
         if record is not None and names is not None and names.isdisjoint((record.argument, record.path)):
             continue
         if record is not None:
-            up_records.stop(record)
+            up_records.stop_supervisor(record)
             yield record
         directory.remove()
 
@@ -88,14 +88,14 @@ def _stop_templates(
 ) -> tuple[list["RunningTemplate"], list[CommandFailedError]]:
     from coldstart.launch import preparation, template_pool, up_records
 
-    names = None if model is None else up_records.list_model_names(model)
+    names = None if model is None else up_records.list_possible_model_names(model)
     stopped: list[RunningTemplate] = []
     failures: list[CommandFailedError] = []
     for template in preparation.list_prepared(common.cache):
         if names is not None and names.isdisjoint(template.owner):
             continue
         try:
-            template_pool.stop(template)
+            template_pool.stop_template(template)
         except CommandFailedError as error:
             failures.append(error)
         else:

@@ -10,7 +10,7 @@ from coldstart.commands._options import command as declare
 from coldstart.commands._output import format_table
 
 from coldstart.errors import CommandFailedError, UsageError
-from coldstart.launch.modes import list_permitted, list_reasons
+from coldstart.launch.modes import check_modes, list_unusable_modes
 from coldstart.system import installation, probes
 from coldstart.system.probes import Probe
 
@@ -20,8 +20,8 @@ def doctor(common: Common) -> None:
     """Report which start modes this machine supports, what is missing, and how to install it."""
     with common.out.show_phase("examine this machine"):
         results = probes.run_probes(common.cache)
-    modes, can_serve = list_permitted(results), probes.can_serve(results)
-    refused = {mode: {"reason": why.reason, "hint": why.hint} for mode, why in list_reasons().items()}
+    modes, can_serve = check_modes(results), probes.can_serve(results)
+    refused = {mode: {"reason": why.reason, "hint": why.hint} for mode, why in list_unusable_modes().items()}
     data = {
         "able": can_serve,
         "start_modes": modes,
@@ -42,7 +42,7 @@ def _format_report(results: list[Probe], modes: dict[str, bool]) -> str:
     missing = [f"  {probe.name}: {probe.hint}" for probe in results if probe.hint]
     supported = ", ".join(f"{name} {'yes' if is_permitted else 'no'}" for name, is_permitted in modes.items())
     blocks = [format_table(("", "what", "found"), rows), f"start modes: {supported}"]
-    refused = [f"  {mode}: {why.reason}; {why.hint}" for mode, why in list_reasons().items()]
+    refused = [f"  {mode}: {why.reason}; {why.hint}" for mode, why in list_unusable_modes().items()]
     if refused:
         blocks.append("modes that cannot run here, and why:\n" + "\n".join(refused))
     if missing:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Mode = str
 else:
-    Mode = Literal[(modes.AUTO, *modes.list_names())]
+    Mode = Literal[(modes.AUTO, *modes.list_mode_names())]
 OnMiss = Literal["fail", "warn", "materialize"]
 Capture = Literal["all", "deferred"]
 
@@ -108,7 +108,7 @@ def command(
     lookup = _serving.look_up_model(common, model, revision, untrusted=untrusted)
     lookup = lookup.drop_weights() if weights_from is not None else lookup
     check_scheduler(choice, lookup.vllm_args)
-    listen = listening.choose_address(host, port, lookup.vllm_args)
+    listen = listening.build_address_arguments(host, port, lookup.vllm_args)
     if not dry_run:
         listening.require_free_port(lookup.vllm_args, listen)
     materializes = lookup.bundle is None and on_miss == "materialize"
@@ -128,7 +128,9 @@ def command(
         common.out.warn(note)
     if dry_run:
         planned = _describe_plan(request, plan) | {"materializes": materializes}
-        where = ", at all addresses of this machine" if listening.is_at_every_address(plan.vllm_args) else ""
+        where = (
+            ", at all addresses of this machine" if listening.listens_at_every_address(plan.vllm_args) else ""
+        )
         common.out.print_result(planned, lambda: _format_plan(planned, where))
         if exposure := listening.describe_exposure(plan.vllm_args, os.environ):
             common.out.warn(exposure)
@@ -150,7 +152,7 @@ def _describe_plan(request: "ServeRequest", plan: "LaunchPlan") -> dict[str, Any
 
     bundle, document = request.lookup.bundle, plan.document()
     temporary, models = str(find_directory()), str(request.lookup.cache.models)
-    mode, skipped = ladder.find_mode(request, plan)
+    mode, skipped = ladder.find_planned_mode(request, plan)
     if request.mode != modes.AUTO:
         document["fallbacks"] += encode(skipped)
     return {

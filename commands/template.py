@@ -64,7 +64,7 @@ def freeze(
     directory = process_snapshot.find_runtime(common.cache)
     is_new = force or directory is None or runtime_image.describe_image(directory).obstacle is not None
     if directory is None or is_new:
-        if why := RUNTIME_SNAPSHOT.find_limit():
+        if why := RUNTIME_SNAPSHOT.find_unusable_reason():
             raise CommandFailedError(f"cannot freeze the runtime: {why.reason}", hint=why.hint)
         with common.out.show_phase("freeze the imported runtime"):
             directory = process_snapshot.freeze_runtime(common.cache, ready_timeout)
@@ -135,5 +135,5 @@ def stop(
     if not selected:
         common.out.print_note("no template is running")
     for warm in selected:
-        template_pool.stop(warm, force=force)
+        template_pool.stop_template(warm, force=force)
     common.out.print_result({"stopped": len(selected)}, f"stopped {len(selected)}")

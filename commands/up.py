@@ -85,7 +85,7 @@ def command(
     own_record = up_records.create_own_record(lookup)
     directory.write(own_record)
     try:
-        listen = listening.choose_address(host, port, lookup.vllm_args)
+        listen = listening.build_address_arguments(host, port, lookup.vllm_args)
         listening.require_free_port(lookup.vllm_args, listen)
         planned_url = listening.find_url(lookup.vllm_args.append(*listen))
         own_record = replace(own_record, planned_url=planned_url)
@@ -253,7 +253,7 @@ def _require_same_settings(
     differing = up_records.list_differences(running, lookup)
     is_requested = common.has_typed_args and bool(differing)
     is_requested |= up_records.API_KEY in differing and bool(environment.VLLM_API_KEY.read())
-    if host is not None and not listening.is_listening(running_host, str(host)):
+    if host is not None and not listening.is_reachable_at(running_host, str(host)):
         differing.insert(0, f"--host {host}")
         is_requested |= "host" in common.typed or vllm_args.gives("host")
     if port not in (0, url.port):

@@ -44,7 +44,7 @@ from coldstart.host.live.starter import StartOrder
 from coldstart.launch import completions
 from coldstart.system.ipc import addresses
 from coldstart.system.paths import Cache
-from coldstart.validate.launchers import coldstart_command
+from coldstart.validate.launchers import find_coldstart_command
 from coldstart.weights.prefetch import PrefetchError, client
 from tests.tools.link_cluster import LinkCluster, find_missing, link_cluster  # type: ignore[import-not-found]
 
@@ -276,7 +276,7 @@ async def linked_fleet(settings: FleetSettings) -> AsyncIterator[LinkedFleet]:
 
 def materialize(model: str, *words: str) -> None:
     """Build the bundle of a model, if there is none. Its ranks are processes of this machine, which may have few cores."""
-    command = [*coldstart_command(), "materialize", model, "-q", "--", *words]
+    command = [*find_coldstart_command(), "materialize", model, "-q", "--", *words]
     subprocess.run(command, check=True, env=os.environ | LOCAL)
 
 

@@ -27,7 +27,7 @@ import psutil
 
 from benchmarks.common import ROOT, about, finish, parser, spread
 from coldstart.system import paths
-from coldstart.validate.launchers import coldstart_command
+from coldstart.validate.launchers import find_coldstart_command
 
 MODEL = "tiny-llama"
 ARGS = ["--max-model-len", "512", "--kv-cache-memory-bytes", "134217728"]
@@ -50,7 +50,7 @@ def run_host() -> Iterator[tuple[psutil.Process, str]]:
     with tempfile.TemporaryDirectory() as directory:
         file, log = Path(directory) / "host.toml", Path(directory) / "log"
         file.write_text(FILE)
-        command = [*coldstart_command(), "host", "--host-file", str(file), "--port", "0"]
+        command = [*find_coldstart_command(), "host", "--host-file", str(file), "--port", "0"]
         with log.open("wb") as sink:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=sink, cwd=ROOT)
         assert process.stdout is not None
@@ -151,7 +151,7 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=15, help="of each load, 2 or more, at most")
     arguments.add_argument("--requests", type=int, default=200, help="for the time to the first token")
     given = arguments.parse_args()
-    subprocess.run([*coldstart_command(), "materialize", MODEL, "-q", "--", *ARGS], check=True)
+    subprocess.run([*find_coldstart_command(), "materialize", MODEL, "-q", "--", *ARGS], check=True)
     made = about() | {"load_before": os.getloadavg()[0], "cores": os.cpu_count()}
     with run_host() as (host, url):
         found = asyncio.run(measure(host, url, given.requests, given.rounds, given.seconds))

@@ -71,7 +71,7 @@ class Model:
     def materialize(self) -> Bundle:
         """Build the bundle with graphs. Raises CalledProcessError."""
         options = ("--graphs", "--format", "json", *self.with_graphs.separated_vllm_args)
-        command = [*launchers.coldstart_command(), "materialize", self.subject.model, *options]
+        command = [*launchers.find_coldstart_command(), "materialize", self.subject.model, *options]
         printed = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
         return Store(Cache.at().bundles).find_by_reference(json.loads(printed)["ref"])
 

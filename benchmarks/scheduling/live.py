@@ -35,7 +35,7 @@ from coldstart.lab.plan import generate_prompt
 from coldstart.lab.traces import TraceRequest
 from coldstart.launch import completions
 from coldstart.validate.launch import HOST, run_server
-from coldstart.validate.launchers import FRESH, ModelUnderTest, ServeLauncher, coldstart_command
+from coldstart.validate.launchers import FRESH, ModelUnderTest, ServeLauncher, find_coldstart_command
 
 RESULT, MODEL = "scheduling-live-cpu", "tiny-llama"
 KV = ("--kv-cache-memory-bytes", str(128 << 20))
@@ -101,7 +101,7 @@ def compare(first: DataFrame, other: DataFrame) -> Row:
 
 def measure_bursts(seconds: float) -> Row:
     """Serve bursts for about `seconds`, in two rounds at least after one that warms up."""
-    command = [*coldstart_command(), "materialize", MODEL, "-q", "--profile-seconds", "20", "--", *ARGS]
+    command = [*find_coldstart_command(), "materialize", MODEL, "-q", "--profile-seconds", "20", "--", *ARGS]
     subprocess.run(command, check=True)
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         work, ports, fallbacks = Path(name), dict[str, int](), dict[str, Any]()

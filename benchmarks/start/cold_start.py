@@ -17,7 +17,7 @@ import subprocess
 import sys
 
 from benchmarks.common import RESULTS, finish
-from coldstart.validate.launchers import coldstart_command
+from coldstart.validate.launchers import find_coldstart_command
 
 RESULT = RESULTS / "cold-start-cpu.json"
 VLLM_ARGS = ["--max-model-len", "1024", "--kv-cache-memory-bytes", "268435456"]
@@ -26,7 +26,7 @@ VLLM_ARGS = ["--max-model-len", "1024", "--kv-cache-memory-bytes", "268435456"]
 def main(arguments: list[str]) -> int:
     """Run the bench, keep its JSON, print the table for people and the JSON without its lists."""
     words = ["tiny-llama", f"--export=json={RESULT}", *arguments, "--", *VLLM_ARGS]
-    command = [*coldstart_command(), "bench", *words]
+    command = [*find_coldstart_command(), "bench", *words]
     code = subprocess.run(command, check=False).returncode
     if RESULT.exists():
         finish(RESULT.stem, json.loads(RESULT.read_text()))

@@ -24,7 +24,7 @@ from coldstart.bench import run_order
 from coldstart.models import inspection
 from coldstart.system.paths import Cache
 from coldstart.system.snapshot import runtime_image
-from coldstart.validate.launchers import coldstart_command
+from coldstart.validate.launchers import find_coldstart_command
 
 RESULT = "model-sizes-cpu"
 MODES = [mode for mode in run_order.DEFAULT_MODES if mode != run_order.VLLM_COLD]
@@ -53,7 +53,7 @@ def measure(size: str, runs: int, place: Path, cache: Cache) -> dict[str, Any]:
     weights = llama.build(size, model)
 
     def run(command: str, *options: str) -> str:
-        words = [*coldstart_command(), command, str(model), *options, "--", *VLLM_ARGS]
+        words = [*find_coldstart_command(), command, str(model), *options, "--", *VLLM_ARGS]
         own = os.environ | {"COLDSTART_CACHE_DIR": str(cache.root)}
         return subprocess.run(words, env=own, stdout=subprocess.PIPE, text=True, check=True).stdout
 

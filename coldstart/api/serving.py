@@ -64,7 +64,7 @@ def serve(
         AuthRequiredError: The hub requires authentication, or `offline` forbids a download.
         CommandFailedError: The server exited or exceeded `ready_timeout_s`, or its bundle lacks a required signature.
     """
-    check_choice("mode", mode, (modes.AUTO, *modes.list_names()))
+    check_choice("mode", mode, (modes.AUTO, *modes.list_mode_names()))
     check_choice("on_miss", on_miss, get_args(OnMiss))
     check_scheduler(scheduler, check_arguments(vllm_args))
     lookup = look_up(
@@ -76,10 +76,10 @@ def serve(
         MaterializationPlan(lookup, Options()).run(on_progress)
         lookup = lookup.refresh()
     key = [] if api_key is None else ["--api-key", api_key]
-    return driver.start(
+    return driver.start_server(
         ServeRequest(
             lookup,
-            [*listening.choose_address(host, port, lookup.vllm_args), *key],
+            [*listening.build_address_arguments(host, port, lookup.vllm_args), *key],
             mode=mode,
             without_bundle=on_miss == "warn",
             ready_timeout=ready_timeout_s,

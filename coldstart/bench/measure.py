@@ -123,17 +123,19 @@ def measure(
     )  # before `processes`: it may report a server outside the command's process tree
     cpu_s = _measure_cpu_s(server, cpu_before)
     pss = processes.measure_pss_bytes([process.pid for process in server.processes()])
-    listening = Span(LISTENING, server.launched_s, first.listening_s, HARNESS_TRACK)
-    harness = Timeline([listening, Span(ANSWERING, first.listening_s, first.token_s, HARNESS_TRACK)])
+    listening = Span(LISTENING, server.launched_s, first.connected_at_s, HARNESS_TRACK)
+    harness = Timeline(
+        [listening, Span(ANSWERING, first.connected_at_s, first.first_token_at_s, HARNESS_TRACK)]
+    )
     reported_spans = _read_reported_spans(server)
     return MeasuredRun(
         mode=launcher.mode,
         round=index,
-        first_token_s=first.token_s - server.launched_s,
+        first_token_s=first.first_token_at_s - server.launched_s,
         cpu_s=cpu_s,
         pss_bytes=pss,
         phases=harness.sum_phases() | reported_spans.sum_phases(),
-        stages=measure_stages(reported_spans.spans, server.launched_s, first.token_s),
+        stages=measure_stages(reported_spans.spans, server.launched_s, first.first_token_at_s),
         spans=Timeline([*harness.spans, *reported_spans.spans]).describe_spans(server.launched_s),
         responses=complete_sequentially(client, settings.prompts, settings.max_tokens),
         steady=measure_steady_state(client, settings.prompts, settings.max_tokens)

@@ -22,7 +22,7 @@ from coldstart.validate.launchers import VLLM_WARM as VLLM_WARM
 
 RUNTIME_SNAPSHOT, TEMPLATE_RUNTIME = modes.RUNTIME_SNAPSHOT.name, modes.TEMPLATE_RUNTIME.name
 TEMPLATE_ENGINE, SNAPSHOT = modes.TEMPLATE_ENGINE.name, modes.SNAPSHOT.name
-DEFAULT_MODES = (VLLM_COLD, VLLM_WARM, *reversed(modes.list_repeatable_names()))
+DEFAULT_MODES = (VLLM_COLD, VLLM_WARM, *reversed(modes.list_repeatable_mode_names()))
 MODES = (VLLM_COLD, VLLM_WARM, VLLM_FREE, VLLM_EAGER, *DEFAULT_MODES[2:])
 BASELINES = VLLM_MODES
 REFERENCE = VLLM_WARM

@@ -33,8 +33,8 @@ class RequestRejectedError(CompletionFailedError):
 class FirstToken:
     """Times in seconds at which the server accepted the connection and sent its first token."""
 
-    listening_s: float
-    token_s: float
+    connected_at_s: float
+    first_token_at_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +101,9 @@ class CompletionClient:
         connection = http.client.HTTPConnection(self.host, self.port, timeout=left_s)
         try:
             connection.connect()
-            listening_s = time.monotonic()
+            connected_at_s = time.monotonic()
             connection.request("POST", COMPLETIONS, _request(prompt, 1, stream=True), _HEADERS)
-            return FirstToken(listening_s, _first_event_s(connection.getresponse()))
+            return FirstToken(connected_at_s, _first_event_s(connection.getresponse()))
         finally:
             connection.close()
 

@@ -16,7 +16,7 @@ from coldstart.system.recording import record_timeline
 from coldstart.system.timeline import Timeline
 
 
-def run(
+def run_server(
     request: ServeRequest,
     plan: LaunchPlan,
     announce: Callable[[Server, Timeline], None],
@@ -37,14 +37,14 @@ def run(
         CommandFailedError: The server exited or was not ready in time.
     """
     with record_timeline(save_to) as recorded:
-        server = ladder.start(request, plan)
+        server = ladder.start_server(request, plan)
         with stop_on_error(server.running.process):
             recorded.save_start()
             announce(server, recorded.timeline)
             return supervise(server.running.process)
 
 
-def start(request: ServeRequest) -> Server:
+def start_server(request: ServeRequest) -> Server:
     """Plan and start a server, and return it after it has generated its first token.
 
     The server is killed when the calling process exits, whichever thread called this function.
@@ -57,7 +57,7 @@ def start(request: ServeRequest) -> Server:
 
     def keep() -> None:
         try:
-            server = ladder.start(request, plan)
+            server = ladder.start_server(request, plan)
         except BaseException as error:  # noqa: BLE001 - the caller's thread raises it
             ready.set_exception(error)
             return

@@ -46,7 +46,7 @@ PRELOADED = "preload"
 INSTANT_TENSOR = "instanttensor"
 
 
-def select_loader(given: Arguments, model: ResolvedModel) -> list[str]:
+def build_loader_arguments(given: Arguments, model: ResolvedModel) -> list[str]:
     """Return the arguments that select the fastest loader for local safetensors files, or none if `given` selects a format.
 
     On the CPU, this is coldstart's own load format. On an NVIDIA GPU, it is InstantTensor (`--load-format instanttensor`) if
@@ -65,7 +65,7 @@ def _format(given: Arguments, name: str = LOAD_FORMAT) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Weights:
+class ServerWeights:
     """Source of a server's weights: the model, the vLLM arguments that select the source, and a remote source if there is one.
 
     `identity` is the digest of the weights, or empty if the weights do not have to match a bundle.
@@ -83,7 +83,7 @@ def choose_weights_source(
     source: str | None = None,
     pace: PacedFetch | None = None,
     listen: Sequence[str] = (),
-) -> Weights:
+) -> ServerWeights:
     """Choose the source of the weights: `source` with a bundle's weights plan, or the model's local files.
 
     Args:
@@ -100,7 +100,7 @@ def choose_weights_source(
     ensure = resolution.ensure_weights if plan is None else resolution.ensure_tokenizer
     model, given = ensure(lookup.model, offline=lookup.offline), lookup.vllm_args
     if plan is None:
-        own = select_loader(given, model)
+        own = build_loader_arguments(given, model)
     else:  # coldstart's own arguments for weights that are fetched with the plan
         own = [*_format(given), *_untie_head(model.config, _list_tensors(plan), given)]
     request, identity, fallbacks = None, "", list[Fallback]()
@@ -115,7 +115,7 @@ def choose_weights_source(
         reason = f"no bundle has a weights plan for {redact_url(source)}: weights are read from the model's directory"
         fallbacks = [Fallback("weights", reason)]
     arguments = given.prepend_model(str(model.path), model.name).prepend(*own).append(*listen)
-    return Weights(model, arguments, identity, request, fallbacks)
+    return ServerWeights(model, arguments, identity, request, fallbacks)
 
 
 def _take_preloaded(lookup: Lookup, model: ResolvedModel, own: list[str]) -> tuple[list[Fallback], list[str]]:

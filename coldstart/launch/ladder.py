@@ -26,7 +26,7 @@ from coldstart.system import timeline
 from coldstart.system.ipc.peers import PeerError
 
 
-def start(request: ServeRequest, plan: LaunchPlan) -> Server:
+def start_server(request: ServeRequest, plan: LaunchPlan) -> Server:
     """Start the server in the requested mode, or in the next mode that works, and wait until it is ready.
 
     Raises:
@@ -35,16 +35,16 @@ def start(request: ServeRequest, plan: LaunchPlan) -> Server:
     root = plan.env.get("VLLM_CACHE_ROOT")
     unused = UnusedModes(caches.remove_truncated_libraries(Path(root)) if root is not None else [])
     one = ServerStart(request, plan, timeline.now())
-    for mode in modes.list_attempts(request.mode):
+    for mode in modes.list_modes_to_try(request.mode):
         if (started := _attempt(mode, one, unused)) is not None:
             return started
     raise AssertionError("unreachable: mode fresh starts a server or raises an error")
 
 
-def find_mode(request: ServeRequest, plan: LaunchPlan) -> tuple[str, list[Fallback]]:
+def find_planned_mode(request: ServeRequest, plan: LaunchPlan) -> tuple[str, list[Fallback]]:
     """Return the mode that `start` would try first, and the reason for each skipped faster mode. Nothing is started."""
     one, skipped = ServerStart(request, plan, timeline.now()), list[Fallback]()
-    for mode in modes.list_attempts(request.mode):
+    for mode in modes.list_modes_to_try(request.mode):
         if (why := _find_obstacle(mode, one)) is None:
             return mode.name, skipped
         skipped.append(_create_fallback(mode, one, why))
@@ -53,7 +53,7 @@ def find_mode(request: ServeRequest, plan: LaunchPlan) -> tuple[str, list[Fallba
 
 def _find_obstacle(mode: StartMode, one: ServerStart) -> Reason | None:
     try:
-        why = mode.find_limit(one)
+        why = mode.find_unusable_reason(one)
         return modes.find_criu_limit(mode) if why is None else _choose_reason(mode, one, why)
     except (BundleError, LaunchRefusedError) as error:
         return Reason(str(error), error.hint or "")
@@ -64,7 +64,7 @@ def _choose_reason(mode: StartMode, one: ServerStart, why: Reason) -> Reason:
 
     With `auto`, CRIU is not probed, because the probe would delay every start.
     """
-    if one.request.mode == modes.AUTO or mode.find_limit() is not None:
+    if one.request.mode == modes.AUTO or mode.find_unusable_reason() is not None:
         return why
     return modes.find_criu_limit(mode) or why
 
@@ -77,7 +77,7 @@ def _create_fallback(mode: StartMode, one: ServerStart, why: Reason) -> Fallback
 def _attempt(mode: StartMode, one: ServerStart, unused: UnusedModes) -> Server | None:
     """Start the server in `mode`. Return None if the next mode should be tried."""
     try:
-        if (why := mode.find_limit(one)) is not None:
+        if (why := mode.find_unusable_reason(one)) is not None:
             why = _choose_reason(mode, one, why)
             listed = unused.unavailable if one.request.mode == modes.AUTO else unused.fallbacks
             listed += [_create_fallback(mode, one, why)]
@@ -92,10 +92,10 @@ def _attempt(mode: StartMode, one: ServerStart, unused: UnusedModes) -> Server |
             return _start_fresh(_without_source(one, died, unused), unused)
         if mode is FRESH or died.is_final:
             return _start_fresh(_without_untrusted_bundle(one, died, unused), unused)
-        unused.fall_back(mode.name, died)
+        unused.record_failure(mode.name, died)
         return None
     except (PeerError, BundleError, LaunchRefusedError) as error:
-        unused.fall_back(mode.name, error)
+        unused.record_failure(mode.name, error)
         return None
     if running.report.get("canary") is not False:
         return Server(mode.name, one.plan, running, unused, began=one.began, early_fetch=early_fetch)

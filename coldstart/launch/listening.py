@@ -16,7 +16,7 @@ DEFAULT_PORT = 8000
 _EVERY_ADDRESS = ("", "0.0.0.0", "::")
 
 
-def choose_address(host: str | None, port: int | None, vllm_args: Arguments) -> list[str]:
+def build_address_arguments(host: str | None, port: int | None, vllm_args: Arguments) -> list[str]:
     """Return the vLLM arguments for the listening address: loopback, unless the user or `vllm_args` specify another address.
 
     Port 0 is replaced with a free port, so that the port is known before the server starts.
@@ -55,7 +55,7 @@ def require_free_port(vllm_args: Arguments, listen: Sequence[str]) -> None:
         raise addresses.explain_port_in_use(host or "0.0.0.0", port) from error
 
 
-def is_listening(host: str, asked: str) -> bool:
+def is_reachable_at(host: str, asked: str) -> bool:
     """Return whether a server listening on `host` accepts connections to the address `asked`. Names are not resolved."""
     if host == "::" or (host in _EVERY_ADDRESS and ":" not in asked):
         return True
@@ -63,12 +63,12 @@ def is_listening(host: str, asked: str) -> bool:
     return host == asked
 
 
-def requires_key(vllm_args: Arguments, environ: Mapping[str, str]) -> bool:
+def requires_api_key(vllm_args: Arguments, environ: Mapping[str, str]) -> bool:
     """Return whether a vLLM server with these arguments and environment requires an API key."""
     return vllm_args.gives("api_key") or bool(environment.VLLM_API_KEY.read(environ))
 
 
-def is_at_every_address(vllm_args: Arguments) -> bool:
+def listens_at_every_address(vllm_args: Arguments) -> bool:
     """Return whether a server with these arguments listens on all addresses of this machine."""
     if vllm_args.gives("uds") or vllm_args.gives("headless"):
         return False
@@ -78,7 +78,7 @@ def is_at_every_address(vllm_args: Arguments) -> bool:
 def describe_exposure(vllm_args: Arguments, environ: Mapping[str, str]) -> str | None:
     """Return a warning if other machines can use the server without an API key, or None if they cannot."""
     host = str(vllm_args.value("host") or "")
-    if requires_key(vllm_args, environ) or not is_at_every_address(vllm_args):
+    if requires_api_key(vllm_args, environ) or not listens_at_every_address(vllm_args):
         return None
     return (
         f"other machines can use this server without an API key: it listens at {host or '0.0.0.0'};"

@@ -56,7 +56,7 @@ class StartMode:
     is_repeatable: bool = True
     is_untested_on_gpu: bool = False
 
-    def find_limit(self, start: ServerStart | None = None) -> Reason | None:
+    def find_unusable_reason(self, start: ServerStart | None = None) -> Reason | None:
         """Return the reason why this machine or vLLM build does not support the mode, or None if it does.
 
         If `start` is given, also check its bundle and templates.
@@ -65,9 +65,9 @@ class StartMode:
             LaunchRefusedError: The check failed.
         """
         here = self.cpu_limit if runtime.targets_cpu() else self.gpu_limit
-        return here if here is not None or start is None else self.find_missing(start)
+        return here if here is not None or start is None else self.find_missing_requirement(start)
 
-    def find_missing(self, start: ServerStart) -> Reason | None:
+    def find_missing_requirement(self, start: ServerStart) -> Reason | None:
         """Return what this start lacks for the mode, such as a template, or None. Raises LaunchRefusedError."""
         return None
 
@@ -93,7 +93,7 @@ def await_ready(start: ServerStart, launched: tuple[ServerProcess, int]) -> Read
 
     process, reader = launched
     with server.stop_on_error(process):
-        start.request.observe(process.pid)
+        start.request.on_process_start(process.pid)
         request = start.request
         return server_process.await_readiness(
             process, reader, start.began, request.ready_timeout, request.on_progress
@@ -119,7 +119,7 @@ class TemplateMode(StartMode):
 
     levels: tuple[str, ...] = ()
 
-    def find_missing(self, start: ServerStart) -> Reason | None:
+    def find_missing_requirement(self, start: ServerStart) -> Reason | None:
         """Return the reason why no template fits this start, or None if a template fits."""
         listed = _list_templates(start)
         if self._select_fitting(listed, start):
@@ -151,7 +151,7 @@ class TemplateMode(StartMode):
         try:
             launched = server_process.fork_server(start.plan, template.socket, check=check)
         except server_process.TemplateHungError as error:
-            template_pool.discard(template)
+            template_pool.discard_template(template)
             raise LaunchRefusedError(str(error), "coldstart template status") from error
         return await_ready(start, launched)
 
@@ -199,34 +199,36 @@ def _fork_thawed(start: ServerStart, thaw: Callable[[], RestoredTemplate]) -> Re
 class ParkedMode(TemplateMode):
     """Mode that starts a server from an engine whose GPU state the driver has moved to host memory."""
 
-    def find_limit(self, start: ServerStart | None = None) -> Reason | None:
+    def find_unusable_reason(self, start: ServerStart | None = None) -> Reason | None:
         """Return the reason why the mode is unavailable, such as a driver that is too old, or None."""
         if not runtime.targets_cpu():
             from coldstart.system.devices import nvml, parking
 
             if (limit := parking.find_limit(nvml.read_driver_version())) is not None:
                 return Reason(*limit)
-        return super().find_limit(start)
+        return super().find_unusable_reason(start)
 
 
 class SnapshotMode(StartMode):
     """Mode that restores a process image of the bundle's engine: a CRIU image on the CPU, a `vllm snapshot` on a GPU."""
 
-    def find_limit(self, start: ServerStart | None = None) -> Reason | None:
+    def find_unusable_reason(self, start: ServerStart | None = None) -> Reason | None:
         """Return the reason why the mode is unavailable, such as a missing tool for `vllm snapshot`, or None."""
         if not runtime.targets_cpu():
             from coldstart.vllm import gpu_starts
 
             if (limit := gpu_starts.find_missing_tool(os.environ, os.geteuid())) is not None:
                 return Reason(*limit)
-        return super().find_limit(start)
+        return super().find_unusable_reason(start)
 
-    def find_missing(self, start: ServerStart) -> Reason | None:
+    def find_missing_requirement(self, start: ServerStart) -> Reason | None:
         """Return the reason if the bundle has no snapshot that this start can use, or None if it has one."""
         if not runtime.targets_cpu():
             from coldstart.launch import vllm_snapshot
 
-            return None if (limit := vllm_snapshot.find_missing(start)) is None else Reason(*limit)
+            return (
+                None if (limit := vllm_snapshot.find_missing_requirement(start)) is None else Reason(*limit)
+            )
         from coldstart.system.snapshot import runtime_image
 
         lookup = start.request.lookup
@@ -244,19 +246,19 @@ class SnapshotMode(StartMode):
         from coldstart.launch import process_snapshot, vllm_snapshot
 
         if not runtime.targets_cpu():
-            return vllm_snapshot.restore(start)
+            return vllm_snapshot.restore_server(start)
         lookup, plan = start.request.lookup, replace(start.plan, must_adopt=True)
         bundle, trust = lookup.bundle, start.request.trust
-        assert bundle is not None, "the caller did not check find_missing()"
+        assert bundle is not None, "the caller did not check find_missing_requirement()"
         return _fork_thawed(
-            replace(start, plan=plan), lambda: process_snapshot.thaw(bundle, plan, lookup.cache, trust)
+            replace(start, plan=plan), lambda: process_snapshot.thaw_engine(bundle, plan, lookup.cache, trust)
         )
 
 
 class RuntimeSnapshotMode(StartMode):
     """Mode that restores a process image that contains the imported runtime but no model."""
 
-    def find_missing(self, start: ServerStart) -> Reason | None:
+    def find_missing_requirement(self, start: ServerStart) -> Reason | None:
         """Return the reason if there is no process image of the runtime, or None if there is one."""
         from coldstart.launch import process_snapshot
 
@@ -327,17 +329,17 @@ LADDER: list[StartMode] = [
 ]  # fmt: skip
 
 
-def list_names() -> tuple[str, ...]:
+def list_mode_names() -> tuple[str, ...]:
     """Return the names of all start modes, fastest first."""
     return tuple(mode.name for mode in LADDER)
 
 
-def list_repeatable_names() -> tuple[str, ...]:
+def list_repeatable_mode_names() -> tuple[str, ...]:
     """Return the names of the start modes that a host and a benchmark can use, fastest first."""
     return tuple(mode.name for mode in LADDER if mode.is_repeatable)
 
 
-def list_attempts(name: str) -> list[StartMode]:
+def list_modes_to_try(name: str) -> list[StartMode]:
     """Return the modes to try for `--mode NAME`, in order. The last mode is always `fresh`.
 
     Raises KeyError if the name is unknown.
@@ -348,18 +350,21 @@ def list_attempts(name: str) -> list[StartMode]:
     return list(dict.fromkeys((known[name], FRESH)))
 
 
-def list_permitted(results: Sequence[Probe]) -> dict[str, bool]:
+def check_modes(results: Sequence[Probe]) -> dict[str, bool]:
     """Return, by mode name, whether a machine with these probe results can start servers in that mode."""
     from coldstart.system import probes
 
     good = {probe.name for probe in results if probe.status == "ok"}
     able = probes.can_serve(results)
-    return {mode.name: able and not mode.find_limit() and good.issuperset(mode.probes) for mode in LADDER}
+    return {
+        mode.name: able and not mode.find_unusable_reason() and good.issuperset(mode.probes)
+        for mode in LADDER
+    }
 
 
-def list_reasons() -> dict[str, Reason]:
+def list_unusable_modes() -> dict[str, Reason]:
     """Return the reason why the installed vLLM does not support a mode, by mode name. Supported modes are omitted."""
-    return {mode.name: why for mode in LADDER if (why := mode.find_limit()) is not None}
+    return {mode.name: why for mode in LADDER if (why := mode.find_unusable_reason()) is not None}
 
 
 def find_criu_limit(mode: StartMode) -> Reason | None:

@@ -58,7 +58,7 @@ class ServeRequest:
     - `weights_from`: source of the weights, or None for the model's own directory. `weights_pace` limits the fetch rate.
     - `defer_capture`: capture most CUDA graphs after the server is ready.
     - `templates`: directory of additional templates.
-    - `observe`: called with the PID of each server process that is created.
+    - `on_process_start`: called with the PID of each server process that is created.
     - `on_progress`: called with each progress report of the server.
     """
 
@@ -74,7 +74,7 @@ class ServeRequest:
     weights_pace: PacedFetch | None = None
     defer_capture: bool = False
     templates: Path | None = None
-    observe: Callable[[int], None] = lambda pid: None
+    on_process_start: Callable[[int], None] = lambda pid: None
     on_progress: start_progress.Report = start_progress.ignore_progress
 
 

@@ -109,7 +109,7 @@ def _find_usable(level: str, lookup: Lookup, plan: LaunchPlan) -> RunningTemplat
         )
     if template_pool.find_incompatibility(template, plan) is None:
         return template
-    template_pool.stop(template)
+    template_pool.stop_template(template)
     return None
 
 
@@ -129,13 +129,13 @@ def start_template(
     root: Path | None = None,
     owner: Sequence[str] = (),
 ) -> RunningTemplate:
-    """Start a template and wait until it listens. The arguments are those of `template_pool.start`.
+    """Start a template and wait until it listens. The arguments are those of `template_pool.start_template`.
 
     Raises:
         UsageError: This machine or plan does not support the template, or one is already running.
         CommandFailedError: The template exits, or is not ready within `timeout` seconds.
     """
-    if why := find_mode(level).find_limit():
+    if why := find_mode(level).find_unusable_reason():
         raise UsageError(f"cannot start a template of level {level}: {why.reason}", hint=why.hint)
     if level in SLEEP_LEVELS and not plan.vllm_args.gives("enable_sleep_mode"):
         raise UsageError(
@@ -144,4 +144,4 @@ def start_template(
         )
     if level == PARKED and (limit := parking.find_engine_limit(plan.vllm_args)):
         raise UsageError(f"cannot start a template of level {level}: {limit[0]}", hint=limit[1])
-    return template_pool.start(level, plan, model, timeout, root, owner)
+    return template_pool.start_template(level, plan, model, timeout, root, owner)

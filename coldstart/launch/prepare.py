@@ -58,7 +58,7 @@ def build_base_env(caches: Path) -> dict[str, str]:
     return {"VLLM_CACHE_ROOT": str(caches), "VLLM_NO_USAGE_STATS": "1"}
 
 
-def plan_without_bundle(lookup: Lookup, weights: fetch.Weights, reason: str) -> LaunchPlan:
+def plan_without_bundle(lookup: Lookup, weights: fetch.ServerWeights, reason: str) -> LaunchPlan:
     """Build the plan of a start without a bundle. `reason` explains why there is none."""
     return LaunchPlan(
         weights.arguments,
@@ -208,7 +208,7 @@ def write_modelinfos(info: Mapping[str, Any], cache_root: Path) -> None:
 def plan_with_bundle(
     lookup: Lookup,
     bundle: Bundle,
-    weights: fetch.Weights,
+    weights: fetch.ServerWeights,
     *,
     trust: TrustCheck,
     root: Path | None = None,

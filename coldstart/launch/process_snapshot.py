@@ -48,7 +48,7 @@ _OPTIONS = ["--file-locks", "--ext-unix-sk", "--tcp-established", "--link-remap"
 _THAW = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
 
 
-def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -> str | None:
+def freeze_template(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -> str | None:
     """Start a template for `plan`, and dump it to the existing directory `out`.
 
     Returns:
@@ -58,10 +58,10 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -
         CommandFailedError: CRIU is unavailable, or the template or the dump failed.
     """
     _require_criu(level)
-    meeting = frozen_socket_dir()
+    meeting = create_frozen_socket_dir()
     # All frozen templates listen at the same path, so only one can be created at a time.
     with hold_lock(meeting / "lock"):
-        process = template_pool.spawn(
+        process = template_pool.spawn_template(
             level, plan, meeting / "socket", subprocess.DEVNULL, timeout, bound=True, alone=True
         )
         try:
@@ -146,7 +146,7 @@ def _pidfds(parent: int) -> list[int]:
     return found
 
 
-def thaw(bundle: Bundle, plan: LaunchPlan, cache: Cache, trust: TrustCheck) -> RestoredTemplate:
+def thaw_engine(bundle: Bundle, plan: LaunchPlan, cache: Cache, trust: TrustCheck) -> RestoredTemplate:
     """Restore the frozen engine of `bundle` for the server of `plan`.
 
     Raises:
@@ -182,7 +182,7 @@ def _meeting(images: Path) -> Path:
     return meeting
 
 
-def check(images: Path, plan: LaunchPlan) -> None:
+def require_matching_image(images: Path, plan: LaunchPlan) -> None:
     """Check that this machine's files and the environment of this start match the image.
 
     Raises:
@@ -213,7 +213,9 @@ def restore_template(images: Path, plan: LaunchPlan) -> RestoredTemplate:
     resumed = os.open(own / "resumed", os.O_RDONLY | os.O_NONBLOCK)
     thawed = RestoredTemplate(own, _spawn(images, meeting, own), stack.close)
     try:
-        check(images, plan)  # runs while CRIU restores: the template does nothing before a request
+        require_matching_image(
+            images, plan
+        )  # runs while CRIU restores: the template does nothing before a request
     except BaseException:
         thawed.end()
         os.close(resumed)
@@ -266,7 +268,7 @@ def _spawn(images: Path, meeting: Path, own: Path) -> subprocess.Popen[bytes]:
     )
 
 
-def frozen_socket_dir() -> Path:
+def create_frozen_socket_dir() -> Path:
     """Return the socket directory of frozen templates, over which each restored template mounts its own private directory."""
     directory = paths.frozen_dir() / "meeting"
     directory.mkdir(mode=0o700, exist_ok=True)
@@ -303,7 +305,7 @@ def freeze_runtime(cache: Cache, timeout: float) -> Path:
     plan = LaunchPlan(Arguments(["--model", str(model)]), env=env)
     try:
         with runtime_image.publish_image(image) as partial:
-            freeze(plan, partial, timeout, level="runtime")
+            freeze_template(plan, partial, timeout, level="runtime")
     except OSError as error:
         raise CommandFailedError(
             f"cannot write the image below {cache.runtimes}: {error.strerror or error}",

@@ -36,7 +36,7 @@ class UnusedModes:
     fallbacks: list[Fallback] = field(default_factory=list)
     unavailable: list[Fallback] = field(default_factory=list)
 
-    def fall_back(self, stage: str, error: Exception) -> None:
+    def record_failure(self, stage: str, error: Exception) -> None:
         """Record that the start mode `stage` failed."""
         hint = error.hint if isinstance(error, LaunchRefusedError) else None
         self.fallbacks += [Fallback(stage, str(error), hint)]

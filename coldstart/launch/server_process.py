@@ -141,7 +141,7 @@ def _exit_code(code: int) -> int:
     return code if code >= 0 else 128 - code
 
 
-def spawn(
+def spawn_engine_module(
     module: str,
     plan: LaunchPlan,
     list_arguments: Callable[[int, int], Sequence[str]],
@@ -197,7 +197,7 @@ def start_fresh(plan: LaunchPlan, output: IO[bytes] | None = None) -> tuple[Serv
         The process, and the descriptor on which the server reports readiness.
     """
     supervisor: dict[str, str] = {SUPERVISOR_PID: str(os.getpid())}
-    process, reader = spawn(
+    process, reader = spawn_engine_module(
         "server",
         plan,
         lambda file, writer: [f"/proc/self/fd/{file}"],

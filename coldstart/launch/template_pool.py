@@ -106,7 +106,7 @@ def find_incompatibility(template: RunningTemplate, plan: LaunchPlan) -> str | N
     )
 
 
-def start(
+def start_template(
     level: str,
     plan: LaunchPlan,
     model: str,
@@ -190,7 +190,7 @@ def _spawn_logged(
 ) -> subprocess.Popen[bytes]:
     try:
         with (directory / "log").open("wb") as log:
-            return spawn(level, plan, directory / "socket", log, timeout, bound=bound)
+            return spawn_template(level, plan, directory / "socket", log, timeout, bound=bound)
     except CommandFailedError as error:
         if found := rejection.find_known_failure((directory / "log").read_text(errors="replace")):
             raise found.build_error(TemplateExitedError) from error
@@ -204,7 +204,7 @@ def _spawn_logged(
         raise failed from error
 
 
-def spawn(
+def spawn_template(
     level: str,
     plan: LaunchPlan,
     socket: Path,
@@ -232,7 +232,7 @@ def spawn(
     # A template that outlives its killed start would occupy the socket path of a later template.
     supervisor = {str(SUPERVISOR_PID): str(os.getpid())} if bound or level not in SLEEP_LEVELS else {}
     lasts = ["alone"] if alone else [] if bound else ["outlives"]
-    process, reader = server_process.spawn(
+    process, reader = server_process.spawn_engine_module(
         "template",
         plan,
         lambda file, writer: [str(socket), level, str(file), str(writer), *lasts],
@@ -265,7 +265,7 @@ def _kill(process: subprocess.Popen[bytes]) -> int:
     return process.wait()
 
 
-def stop(template: RunningTemplate, *, force: bool = False) -> None:
+def stop_template(template: RunningTemplate, *, force: bool = False) -> None:
     """Stop a template and remove its directory.
 
     Raises CommandFailedError if servers forked from it are still running, unless `force` is set.
@@ -280,7 +280,7 @@ def stop(template: RunningTemplate, *, force: bool = False) -> None:
     shutil.rmtree(template.directory, ignore_errors=True)
 
 
-def discard(template: RunningTemplate) -> None:
+def discard_template(template: RunningTemplate) -> None:
     """Prevent further starts from a template that does not respond. Kill it unless its running servers would exit with it."""
     template.socket.unlink(missing_ok=True)
     if template.pid is not None and not _servers(template.pid):

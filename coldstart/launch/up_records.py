@@ -181,12 +181,12 @@ def list_directories(cache: Cache) -> list[UpDirectory]:
     return [UpDirectory(path) for path in places if path.is_dir()]
 
 
-def stop(record: UpRecord, timeout_s: float = STOP_TIMEOUT_S) -> None:
+def stop_supervisor(record: UpRecord, timeout_s: float = STOP_TIMEOUT_S) -> None:
     """Stop the supervisor and its server with SIGTERM, and with SIGKILL after `timeout_s` seconds."""
     processes.terminate(record.pid, record.birth, timeout_s)
 
 
-def list_model_names(word: str) -> set[str]:
+def list_possible_model_names(word: str) -> set[str]:
     """Return the names in `UpRecord.argument` or `UpRecord.path` to which the command-line argument `word` can refer."""
     if word.lower() not in NAMES and paths.expand_user(word).is_dir():
         return {str(paths.expand_user(word).resolve())}

@@ -68,23 +68,23 @@ class RestoredServer:
             signal.pidfd_send_signal(self._handles[0], number)
 
 
-def find_missing(start: ServerStart) -> Limit | None:
+def find_missing_requirement(start: ServerStart) -> Limit | None:
     """Return the reason why this start cannot restore a snapshot, with a hint, or None if it can."""
     lookup, given = start.request.lookup, start.plan.vllm_args
     model = lookup.model
     if limit := gpu_starts.find_snapshot_limit(given, model.repo_id, model.revision, os.environ):
         return limit
-    if lookup.bundle is None or not exists(lookup, lookup.bundle):
+    if lookup.bundle is None or not has_snapshot(lookup, lookup.bundle):
         return "vLLM has no snapshot of this bundle", lookup.format_materialize("--snapshot")
     return None
 
 
-def exists(lookup: Lookup, bundle: Bundle) -> bool:
+def has_snapshot(lookup: Lookup, bundle: Bundle) -> bool:
     """Return whether vLLM has written a complete snapshot of the bundle's engine."""
     return (_place(lookup, bundle) / MANIFEST).is_file()
 
 
-def create(lookup: Lookup, bundle: Bundle) -> None:
+def create_snapshot(lookup: Lookup, bundle: Bundle) -> None:
     """Start the engine of `bundle`, and write a snapshot of it with `vllm snapshot create`.
 
     Raises:
@@ -101,7 +101,7 @@ def create(lookup: Lookup, bundle: Bundle) -> None:
     _run(gpu_starts.build_create_command(place, _engine(lookup)), {})
 
 
-def restore(start: ServerStart) -> ReadyServer:
+def restore_server(start: ServerStart) -> ReadyServer:
     """Restore the server with vLLM, and compare its tokens with the bundle's canary.
 
     Raises:
@@ -109,7 +109,7 @@ def restore(start: ServerStart) -> ReadyServer:
         BundleError: The bundle is not trusted.
     """
     lookup, given = start.request.lookup, start.plan.vllm_args
-    assert lookup.bundle is not None, "the caller did not check find_missing()"
+    assert lookup.bundle is not None, "the caller did not check find_missing_requirement()"
     lookup.bundle.require_trust("compile", start.request.trust)
     place, again = _place(lookup, lookup.bundle), lookup.format_materialize("--snapshot", "--force")
     if (reason := ownership.ensure_private_directory(place)) is not None:
@@ -136,7 +136,7 @@ def restore(start: ServerStart) -> ReadyServer:
     except (CommandFailedError, OSError) as error:
         raise LaunchRefusedError(str(error), again) from error
     try:
-        start.request.observe(process.pid)
+        start.request.on_process_start(process.pid)
         return _check(start, process)
     except BaseException:
         process.signal(signal.SIGTERM)

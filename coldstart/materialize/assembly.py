@@ -179,7 +179,7 @@ class Assembly:
         # vLLM does not remove its files in the temporary directory.
         with log.open("wb") as sink, use_scratch_directory():
             # A parent that is killed before the child has asked for a signal sends none: the child compares its parent.
-            process, reader = server_process.spawn(
+            process, reader = server_process.spawn_engine_module(
                 module,
                 plan,
                 lambda file, writer: [f"/proc/self/fd/{file}", *arguments],
@@ -282,7 +282,9 @@ class Assembly:
     def _plan_test_start(self, socket: Path) -> LaunchPlan:
         info, compile_dir, task = self._read("modelinfo"), self.out / "compile", EngineTask()
         env = prepare.build_base_env(self.work / "vllm")
-        args = self._arguments(*fetch.select_loader(self.vllm_args, self.model)).append("--uds", str(socket))
+        args = self._arguments(*fetch.build_loader_arguments(self.vllm_args, self.model)).append(
+            "--uds", str(socket)
+        )
         if (self.out / "graphs").is_dir():
             args = args.append(*choose_kv_cache_arguments(self._read("kv"), self.vllm_args))
             task = EngineTask(restore=shutil.copytree(self.out / "graphs", self.work / "moved-graphs"))

@@ -42,7 +42,7 @@ def materialize(requested: Lookup, options: Options, phase: Phase) -> Bundle:
         UsageError: The weight files of a local model are incomplete or do not match their index (checked first).
         NoSpaceError, ReadOnlyStoreError: The store cannot be written.
     """
-    if options.snapshot and (why := SNAPSHOT.find_limit()):
+    if options.snapshot and (why := SNAPSHOT.find_unusable_reason()):
         raise CommandFailedError(f"cannot create a snapshot: {why.reason}", hint=why.hint)
     if options.snapshot and runtime.targets_cpu() and (reason := criu.explain_unavailable()) is not None:
         raise CommandFailedError(f"cannot create a snapshot: {reason}", hint="run `coldstart doctor`")
@@ -82,7 +82,7 @@ def _make(lookup: Lookup, options: Options, phase: Phase) -> Bundle:
 def has_snapshot(lookup: Lookup, bundle: Bundle | None) -> bool:
     """Return whether this machine has a snapshot of an engine that was started from `bundle`."""
     if not runtime.targets_cpu():
-        return bundle is not None and vllm_snapshot.exists(lookup, bundle)
+        return bundle is not None and vllm_snapshot.has_snapshot(lookup, bundle)
     return (
         bundle is not None
         and runtime_image.choose_engine_image_directory(lookup.cache.runtimes, bundle.digest).is_dir()
@@ -97,7 +97,7 @@ def add_snapshot(lookup: Lookup, bundle: Bundle, phase: Phase) -> None:
     """
     if not runtime.targets_cpu():
         with phase("snapshot by vLLM"):
-            vllm_snapshot.create(lookup, bundle)
+            vllm_snapshot.create_snapshot(lookup, bundle)
         return
     plan = prepare.plan_with_bundle(
         lookup, bundle, fetch.choose_weights_source(lookup), trust=inspection.trust, root=paths.frozen_dir()
@@ -105,7 +105,9 @@ def add_snapshot(lookup: Lookup, bundle: Bundle, phase: Phase) -> None:
     image_dir = runtime_image.choose_engine_image_directory(lookup.cache.runtimes, bundle.digest)
     with phase("freeze a built engine") as say:
         with runtime_image.publish_image(image_dir) as images:
-            unshared = process_snapshot.freeze(replace(plan, env=plan.env | _LOOPBACK), images, _FREEZE_S)
+            unshared = process_snapshot.freeze_template(
+                replace(plan, env=plan.env | _LOOPBACK), images, _FREEZE_S
+            )
         if unshared is not None:
             say(unshared)
 

@@ -40,11 +40,11 @@ class ModeUnavailableError(Exception):
 class ServerExitedError(CommandFailedError):
     """Error for a server that exited before it was stopped. `status` is its exit status."""
 
-    def __init__(self, mode: str, status: int, log_tail: str) -> None:
+    def __init__(self, mode: str, status: int, read_log_tail: str) -> None:
         super().__init__(
             [
                 f"the {mode} server exited with status {status} before its first token; end of its log:",
-                *log_tail.splitlines(),
+                *read_log_tail.splitlines(),
             ],
             hint="run `coldstart doctor`",
         )
@@ -128,9 +128,9 @@ class LaunchedServer:
         """
         status = self.process.poll()
         if status:
-            raise ServerExitedError(self.mode, status, self.log_tail())
+            raise ServerExitedError(self.mode, status, self.read_log_tail())
 
-    def log_tail(self) -> str:
+    def read_log_tail(self) -> str:
         """Return the last lines of the server's log."""
         return exits.read_log_tail(self.files.log)
 
@@ -218,7 +218,7 @@ def run_server(launcher: Launcher, directory: Path) -> Iterator[LaunchedServer]:
             raise CommandFailedError(
                 [
                     f"the {launcher.mode} server did not respond: {error}; end of its log:",
-                    *server.log_tail().splitlines(),
+                    *server.read_log_tail().splitlines(),
                 ],
                 hint="run `coldstart doctor`",
             ) from error

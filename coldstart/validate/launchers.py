@@ -83,11 +83,11 @@ class VllmLauncher:
         )
         argv = [sys.executable, "-m", ENTRY_POINT, "--model", self.subject.target]
         argv += ["--host", HOST, "--port", str(files.port), *self.subject.vllm_args]
-        variables = {**baseline_variables(self.subject), **cache_variables(root)}
+        variables = {**build_baseline_environment(self.subject), **build_cache_environment(root)}
         if self.mode == VLLM_EAGER:
             argv += ["--enforce-eager"]
         elif self.mode == VLLM_FREE:
-            argv += list_startup_options(Arguments(self.subject.vllm_args))
+            argv += build_startup_options(Arguments(self.subject.vllm_args))
             variables |= FREE_VARIABLES
         return Command(argv, {**variables, environment.TIMELINE_EVENTS: str(files.events)})
 
@@ -111,7 +111,7 @@ class ServeLauncher:
         Raises ModeUnavailableError if this machine cannot run the mode, NoBundleError, or CommandFailedError.
         """
         (mode,) = (one for one in modes.LADDER if one.name == self.mode)
-        if (reason := mode.find_limit()) is not None:
+        if (reason := mode.find_unusable_reason()) is not None:
             raise ModeUnavailableError(f"{reason.reason} (hint: {reason.hint})")
         if self.mode == modes.RUNTIME_SNAPSHOT.name:
             if (problem := criu.explain_unavailable()) is not None:
@@ -124,12 +124,12 @@ class ServeLauncher:
             self._started = True
 
     def command(self, files: RunFiles) -> Command:
-        argv = [*coldstart_command(), "serve", self.subject.model, "--mode", self.mode]
+        argv = [*find_coldstart_command(), "serve", self.subject.model, "--mode", self.mode]
         argv += ["--revision", self.subject.revision] if self.subject.revision else []
         argv += [*self.subject.common_args, "--host", HOST, "--port", str(files.port)]
         argv += ["--ready-file", str(files.ready), *self.subject.separated_vllm_args]
         return Command(
-            argv, {**runtime_variables(self.runtime), environment.TIMELINE_EVENTS: str(files.events)}
+            argv, {**create_runtime_environment(self.runtime), environment.TIMELINE_EVENTS: str(files.events)}
         )
 
     def close(self) -> None:
@@ -144,12 +144,12 @@ class ServeLauncher:
         return [] if level == self.mode else ["--level", level, *self.subject.common_args]
 
     def _run_template(self, action: str, *arguments: str) -> None:
-        environment = {**os.environ, **runtime_variables(self.runtime)}
+        environment = {**os.environ, **create_runtime_environment(self.runtime)}
         # Use a file and not a pipe, which the template would inherit and keep open.
         log = self.runtime / f"{self.mode}-{action}.log"
         with log.open("wb") as output:
             status = subprocess.run(
-                [*coldstart_command(), "template", action, *arguments],
+                [*find_coldstart_command(), "template", action, *arguments],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -175,7 +175,7 @@ def create_launchers(subject: ModelUnderTest, names: Sequence[str], work: Path) 
     ]
 
 
-def list_startup_options(arguments: Arguments) -> list[str]:
+def build_startup_options(arguments: Arguments) -> list[str]:
     """Return the vLLM options that shorten a start on a GPU and that `arguments` does not set, or none for the CPU build."""
     if runtime.targets_cpu():
         return []
@@ -184,7 +184,7 @@ def list_startup_options(arguments: Arguments) -> list[str]:
     return graphs + (["--load-format", INSTANT_TENSOR] if has_loader else [])
 
 
-def runtime_variables(directory: Path) -> dict[str, str]:
+def create_runtime_environment(directory: Path) -> dict[str, str]:
     """Create a runtime directory, and return the environment variable that selects it.
 
     With its own runtime directory, a start does not interfere with the user's templates.
@@ -193,13 +193,13 @@ def runtime_variables(directory: Path) -> dict[str, str]:
     return {"XDG_RUNTIME_DIR": str(directory)}
 
 
-def coldstart_command() -> list[str]:
+def find_coldstart_command() -> list[str]:
     """Return the command that runs coldstart: the installed script, or the module if there is no script."""
     script = Path(sys.executable).with_name("coldstart")
     return [str(script)] if script.exists() else [sys.executable, "-m", "coldstart.commands.cli"]
 
 
-def baseline_variables(subject: ModelUnderTest) -> dict[str, str]:
+def build_baseline_environment(subject: ModelUnderTest) -> dict[str, str]:
     """Return the environment variables that a careful user would set for plain vLLM, except those that are already set."""
     variables = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if subject.is_local:
@@ -209,7 +209,7 @@ def baseline_variables(subject: ModelUnderTest) -> dict[str, str]:
     return {name: value for name, value in variables.items() if name not in os.environ}
 
 
-def cache_variables(root: Path) -> Mapping[str, str]:
+def build_cache_environment(root: Path) -> Mapping[str, str]:
     """Return environment variables that move vLLM's caches under `root`, except for downloaded models."""
     names = {
         "VLLM_CACHE_ROOT": "vllm",

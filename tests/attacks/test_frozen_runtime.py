@@ -112,7 +112,7 @@ def test_thaw_refused_at_any_moment_leaves_no_files(cache: Cache, monkeypatch: p
             time.sleep(seconds)
             raise LaunchRefusedError("refused")
 
-        monkeypatch.setattr(process_snapshot, "check", refuse)
+        monkeypatch.setattr(process_snapshot, "require_matching_image", refuse)
         with pytest.raises(LaunchRefusedError, match="refused"):
             _thawed(cache)
         assert list(paths.runtime_dir().glob("thawed-*")) == [], milliseconds
@@ -208,9 +208,9 @@ def warm(
     fake_engine("serves")
     for name, value in PLANTED.items():
         monkeypatch.setenv(name, value)
-    started = template_pool.start("engine", plan(*ARGUMENTS), "tiny", 20)
+    started = template_pool.start_template("engine", plan(*ARGUMENTS), "tiny", 20)
     yield started
-    template_pool.stop(started, force=True)
+    template_pool.stop_template(started, force=True)
 
 
 def test_template_holds_no_secret_of_its_starter(warm: template_pool.RunningTemplate) -> None:

@@ -185,7 +185,7 @@ def slow(*command, **options):
     print("up", flush=True)
     sys.stdin.read()
 template_pool.subprocess.Popen = slow
-template_pool.spawn("runtime", LaunchPlan([]), Path("socket"), -3, 20)
+template_pool.spawn_template("runtime", LaunchPlan([]), Path("socket"), -3, 20)
 """
 LAY = """
 import shutil, sys

@@ -98,7 +98,9 @@ def victim(
     image = runtime_image.choose_engine_image_directory(paths.Cache.at().runtimes, bundle.digest)
     with runtime_image.publish_image(image) as partial:
         (partial / "pages-1.img").write_bytes(SECRET)
-    warm = template_pool.start("engine", LaunchPlan(["serves"], key="sha256:" + "a" * 64), "tiny", 20)
+    warm = template_pool.start_template(
+        "engine", LaunchPlan(["serves"], key="sha256:" + "a" * 64), "tiny", 20
+    )
     # As the processes of a vLLM server share tensors.
     shared = SharedMemory(create=True, size=64)
     try:
@@ -108,7 +110,7 @@ def victim(
         shared.close()
         shared.unlink()
         os.umask(previous)
-        template_pool.stop(warm, force=True)
+        template_pool.stop_template(warm, force=True)
 
 
 def _attacks_on_the_cache(v: Victim) -> list[Attack]:

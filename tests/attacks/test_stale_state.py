@@ -78,9 +78,9 @@ def test_large_library_with_another_mtime_is_refused(tmp_path: Path) -> None:
 @pytest.fixture
 def warm(home: Path, fake_engine: Callable[[str], None]) -> Iterator[template_pool.RunningTemplate]:
     fake_engine("serves")
-    started = template_pool.start("engine", PLAN, "tiny", 20)
+    started = template_pool.start_template("engine", PLAN, "tiny", 20)
     yield started
-    template_pool.stop(started)
+    template_pool.stop_template(started)
 
 
 def test_a_template_of_an_older_commit_is_refused(warm: template_pool.RunningTemplate) -> None:
@@ -187,10 +187,12 @@ def test_forked_server_reports_reason_when_the_worker_does_not_fit(
     home: Path, fake_engine: Callable[[str], None]
 ) -> None:
     fake_engine("serves")
-    warm = template_pool.start("engine", LaunchPlan(["serves"], key="sha256:" + "a" * 64), "tiny", 20)
+    warm = template_pool.start_template(
+        "engine", LaunchPlan(["serves"], key="sha256:" + "a" * 64), "tiny", 20
+    )
     try:
         process, reader = server_process.fork_server(LaunchPlan(["unfit"]), warm.socket)
         with pytest.raises(server_process.ServerExitedError, match="does not fit this start: a leaf differs"):
             server_process.await_readiness(process, reader, time.monotonic(), 20)
     finally:
-        template_pool.stop(warm, force=True)
+        template_pool.stop_template(warm, force=True)

@@ -21,7 +21,7 @@ from support.processes import find_family, remaining
 from coldstart.launch.completions import CompletionClient
 from coldstart.system.ipc.addresses import find_free_port
 from coldstart.validate.launch import HOST
-from coldstart.validate.launchers import coldstart_command
+from coldstart.validate.launchers import find_coldstart_command
 
 PROJECT = Path(__file__).parents[2]
 READY_S = 900.0
@@ -97,7 +97,7 @@ class Machine:
         """Start `coldstart ARGUMENTS` in the working directory of this machine."""
         work = self._directory("work")
         return subprocess.Popen(
-            [*coldstart_command(), *arguments],
+            [*find_coldstart_command(), *arguments],
             env=self.environment(),
             cwd=work,
             stdin=subprocess.DEVNULL,

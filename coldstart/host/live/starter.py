@@ -188,7 +188,7 @@ def supervise(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
 
     request = replace(
         _request(order, (*order.listen, "--served-model-name", *order.launch.served_names)),
-        observe=lambda pid: channel.send({"process": pid}),
+        on_process_start=lambda pid: channel.send({"process": pid}),
         on_progress=lambda progress: channel.send({start_progress.KEY: asdict(progress)}),
     )
     servers: list[Server] = []
@@ -202,7 +202,7 @@ def supervise(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
         }
         channel.send({"ready": secrets.redact_document(server.document() | told)})
 
-    code = driver.run(request, _plan(request), announce)
+    code = driver.run_server(request, _plan(request), announce)
     return _send(channel, {"code": servers[0].running.process.wait()}, code)
 
 
@@ -246,7 +246,7 @@ def _template(order: StartOrder, level: str, channel: json_lines.Channel) -> int
     request, root = _request(order), Path(order.templates)
     plan, model = _plan(request), request.lookup.model.name
     template = preparation.start_template(level, plan, model, order.ready_timeout_s, root=root)
-    return _guard(template, channel, lambda: template_pool.stop(template, force=True))
+    return _guard(template, channel, lambda: template_pool.stop_template(template, force=True))
 
 
 def _guard(template: RunningTemplate, channel: json_lines.Channel, stop: Callable[[], None]) -> int:

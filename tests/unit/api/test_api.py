@@ -141,7 +141,7 @@ def test_validate_raises_for_a_reference_of_no_bundle(tmp_path: Path) -> None:
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[ServeRequest]:
     """Record the requests of `serve` without starting a server."""
     sent: list[ServeRequest] = []
-    monkeypatch.setattr(driver, "start", sent.append)
+    monkeypatch.setattr(driver, "start_server", sent.append)
     return sent
 
 

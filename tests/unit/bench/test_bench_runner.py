@@ -221,7 +221,7 @@ sys.exit(int(os.environ.get("FAKE_STATUS", "0")))
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[list[str]]]:
     """Replaces the console script by one that notes its arguments."""
-    monkeypatch.setattr(launchers, "coldstart_command", lambda: [sys.executable, "-I", "-c", CONSOLE])
+    monkeypatch.setattr(launchers, "find_coldstart_command", lambda: [sys.executable, "-I", "-c", CONSOLE])
     path = tmp_path / "run" / "calls"
     return lambda: [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 

@@ -152,7 +152,7 @@ def test_down_stops_the_template_unless_it_is_to_be_kept(
     warm = SimpleNamespace(level="engine", model="tiny", pid=7, owner=("store", "tiny", "/tiny"))
     stopped: list[object] = []
     monkeypatch.setattr(preparation, "list_prepared", lambda _: [warm])
-    monkeypatch.setattr(template_pool, "stop", stopped.append)
+    monkeypatch.setattr(template_pool, "stop_template", stopped.append)
     down("tiny", *(["--keep-template"] if keeps else []))
     out, err = capsys.readouterr()
     assert stopped == ([] if keeps else [warm]) and ("stopped the engine template" in out) != keeps

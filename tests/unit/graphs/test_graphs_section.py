@@ -21,7 +21,7 @@ from coldstart.graphs import offline, tables
 from coldstart.graphs.errors import GraphRefusedError, NotProvenError
 from coldstart.graphs.prove import read_proof
 from coldstart.launch import prepare
-from coldstart.launch.fetch import Weights
+from coldstart.launch.fetch import ServerWeights
 from coldstart.materialize import assembly
 from coldstart.models import inspection
 from coldstart.models.inspection import Lookup
@@ -60,7 +60,7 @@ def prepared(bundle: Bundle, place: Path) -> Any:
     model = ResolvedModel("tiny", None, "org/tiny", None, {})
     lookup = Lookup(model, Arguments(), Cache(place / "cache"), bundle.key, bundle)
     return prepare.plan_with_bundle(
-        lookup, bundle, Weights(lookup.model, Arguments()), trust=inspection.trust
+        lookup, bundle, ServerWeights(lookup.model, Arguments()), trust=inspection.trust
     )
 
 

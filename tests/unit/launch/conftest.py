@@ -41,7 +41,7 @@ def start_server(lookup: Lookup, fake_engine: Callable[[str], None]) -> Iterator
 
     def start(plan: LaunchPlan, mode: str, **options: Any) -> Server:
         request = ServeRequest(lookup, mode=mode, ready_timeout=20, **options)
-        started.append(ladder.start(request, plan))
+        started.append(ladder.start_server(request, plan))
         return started[-1]
 
     yield start

@@ -30,11 +30,16 @@ from coldstart.system.proc import processes
     ],
 )
 def test_choose_address(host: str | None, port: int | None, given: list[str], listen: list[str]) -> None:
-    assert listening.choose_address(host, port, Arguments(given)) == listen
+    assert listening.build_address_arguments(host, port, Arguments(given)) == listen
 
 
 def test_choose_address_leaves_port_0_when_the_host_is_not_of_this_machine() -> None:
-    assert listening.choose_address("192.0.2.77", 0, Arguments([])) == ["--host", "192.0.2.77", "--port", "0"]
+    assert listening.build_address_arguments("192.0.2.77", 0, Arguments([])) == [
+        "--host",
+        "192.0.2.77",
+        "--port",
+        "0",
+    ]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1"])
@@ -80,7 +85,7 @@ def test_describe_exposure_warns_when_others_need_no_key(given: list[str], expos
     ],
 )
 def test_is_listening(host: str, asked: str, answers: bool) -> None:
-    assert listening.is_listening(host, asked) == answers
+    assert listening.is_reachable_at(host, asked) == answers
 
 
 @pytest.fixture
@@ -107,17 +112,17 @@ def test_record_is_read_while_the_supervisor_runs(lookup: Lookup, process: subpr
     assert directory.read() == directory.claim(lambda: None) == record
     directory.remove()
     assert directory.read() == record
-    up_records.stop(record)
+    up_records.stop_supervisor(record)
     process.wait()
     assert process.returncode == -signal.SIGTERM and directory.read() is None
     assert directory.read_last() == record
-    up_records.stop(record)  # it has ended
+    up_records.stop_supervisor(record)  # it has ended
     directory.remove()
     assert directory.read_last() is None
 
 
 def test_a_process_with_a_reused_pid_is_not_ended(lookup: Lookup, process: subprocess.Popen[bytes]) -> None:
-    up_records.stop(replace(read_record(lookup, process.pid), birth="the boot before:17"))
+    up_records.stop_supervisor(replace(read_record(lookup, process.pid), birth="the boot before:17"))
     assert process.poll() is None
 
 

@@ -50,12 +50,12 @@ def template(
     made: list[template_pool.RunningTemplate] = []
 
     def start(level: str) -> template_pool.RunningTemplate:
-        made.append(template_pool.start(level, replace(PLAN, key=lookup.key.digest), "tiny", 20))
+        made.append(template_pool.start_template(level, replace(PLAN, key=lookup.key.digest), "tiny", 20))
         return made[-1]
 
     yield start
     for warm in made:
-        template_pool.stop(warm, force=True)
+        template_pool.stop_template(warm, force=True)
 
 
 def keep_image(lookup: Lookup) -> None:
@@ -72,12 +72,12 @@ def thawed(
     """Give the bundle a snapshot whose thaw returns an engine template. Only CRIU and its namespaces are fakes."""
     fake_engine("serves")
     socket = home / "thawed"
-    process = template_pool.spawn(
+    process = template_pool.spawn_template(
         "engine", replace(PLAN, key=lookup.key.digest), socket, subprocess.DEVNULL, 20
     )
     thawed = FakeThawed(socket, process)
     keep_image(lookup)
-    monkeypatch.setattr(process_snapshot, "thaw", lambda *_: thawed)
+    monkeypatch.setattr(process_snapshot, "thaw_engine", lambda *_: thawed)
     monkeypatch.setattr(processes, "find_outer_pid", lambda _, pid: pid)
     yield thawed
     thawed.end()
@@ -94,14 +94,14 @@ def test_untrusted_bundle_is_omitted_when_its_start_fails(lookup: Lookup, fake_e
     request = ServeRequest(
         lookup, mode="fresh", ready_timeout=20, trust=lambda _: TrustResult(False, None, "no")
     )
-    one = ladder.start(request, dying)
+    one = ladder.start_server(request, dying)
     one.running.process.signal(signal.SIGKILL)
     one.running.process.wait()
     (step,) = one.unused.fallbacks
     assert one.mode == "fresh" and step.stage == "bundle" and "has no trusted signature" in step.reason
     assert not one.document()["fast_path"]["mode"] and "is not trusted" in one.plan.fallbacks[0].reason
     with pytest.raises(server_process.ServerExitedError, match="ended with exit code 7"):
-        ladder.start(ServeRequest(lookup, mode="fresh", ready_timeout=20), dying)
+        ladder.start_server(ServeRequest(lookup, mode="fresh", ready_timeout=20), dying)
 
 
 @pytest.mark.parametrize("mode", ["fresh", "template-runtime", "auto"])
@@ -114,7 +114,7 @@ def test_weights_that_are_lost_while_the_server_starts_are_read_from_the_models_
         vllm_args=Arguments(["loses-weights"]),
         weights_from=WeightsRequest("http://weights.example", tmp_path),
     )
-    one = ladder.start(
+    one = ladder.start_server(
         ServeRequest(lookup, mode=mode, ready_timeout=20, weights_from="http://weights.example"), plan
     )
     one.running.process.signal(signal.SIGKILL)
@@ -150,7 +150,7 @@ def test_find_mode_lists_templates_once_per_mode(lookup: Lookup, monkeypatch: py
         return list_templates(root)
 
     monkeypatch.setattr(template_pool, "list_templates", count)
-    _, skipped = ladder.find_mode(ServeRequest(lookup), PLAN)
+    _, skipped = ladder.find_planned_mode(ServeRequest(lookup), PLAN)
     reasons = [one.reason for one in skipped if one.stage.startswith("template-")]
     assert listed == [None] * len(reasons) and len(reasons) == 2
 

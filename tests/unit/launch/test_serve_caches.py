@@ -22,7 +22,7 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import caches, ladder, prepare
-from coldstart.launch.fetch import Weights
+from coldstart.launch.fetch import ServerWeights
 from coldstart.launch.modes import FreshMode
 from coldstart.launch.planning import ServeRequest
 from coldstart.models import inspection
@@ -210,7 +210,7 @@ def started(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
         ResolvedModel("tiny", None, "org/tiny", None, {}), Arguments(), Cache.at(), bundle.key, bundle
     )
     return lambda: prepare.plan_with_bundle(
-        lookup, bundle, Weights(lookup.model, Arguments()), trust=inspection.trust
+        lookup, bundle, ServerWeights(lookup.model, Arguments()), trust=inspection.trust
     )
 
 
@@ -299,5 +299,5 @@ def test_start_removes_truncated_files_first(
     plan = LaunchPlan(Arguments([]), env={"VLLM_CACHE_ROOT": str(tmp_path / "cache")})
     request = ServeRequest(type("Found", (), {"model": type("Model", (), {"config": {}})})(), mode="fresh")  # type: ignore[arg-type]
     with pytest.raises(Begun):
-        ladder.start(request, plan)
+        ladder.start_server(request, plan)
     assert not shared_object.exists()

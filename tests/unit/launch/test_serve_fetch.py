@@ -87,7 +87,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Prefetcher]:
 
 def chosen(
     plan: object, model: ResolvedModel, root: Path, given: Arguments = NONE, source: str = SOURCE
-) -> fetch.Weights:
+) -> fetch.ServerWeights:
     """Return the weights of a start from a bundle with this `weights` section and the cache `root`."""
     donor = cast(Any, SimpleNamespace(ref="tiny:v1", read_json=lambda name: plan))
     return fetch.choose_weights_source(Lookup(model, given, Cache(root), key(seed=1), donor), source)
@@ -132,9 +132,11 @@ def test_a_gpu_loads_with_instanttensor_where_vllm_can(
     monkeypatch.setattr(runtime, "read_torch_build", lambda: {"__version__": "2.13.0", build: "13.0"})
     monkeypatch.setattr(fetch, "find_spec", lambda name: object() if is_installed else None)
     sound = replace(model, path=local)
-    assert fetch.select_loader(NONE, sound) == expected
-    assert fetch.select_loader(Arguments(["--load-format", "auto"]), sound) == []
-    assert fetch.select_loader(NONE, model) == []  # the fixture's file is not in the safetensors format
+    assert fetch.build_loader_arguments(NONE, sound) == expected
+    assert fetch.build_loader_arguments(Arguments(["--load-format", "auto"]), sound) == []
+    assert (
+        fetch.build_loader_arguments(NONE, model) == []
+    )  # the fixture's file is not in the safetensors format
 
 
 def _missed(model: ResolvedModel, nearest: Bundle | None, *mismatches: Mismatch) -> Lookup:

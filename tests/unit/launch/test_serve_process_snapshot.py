@@ -93,7 +93,7 @@ def keep(store: Store, tree: Path, signer: sign.HostKey | None = None) -> Bundle
 
 
 def thaw(bundle: Bundle) -> process_snapshot.RestoredTemplate:
-    return process_snapshot.thaw(bundle, PLAN, Cache.at(), inspection.trust)
+    return process_snapshot.thaw_engine(bundle, PLAN, Cache.at(), inspection.trust)
 
 
 @pytest.mark.usefixtures("home")
@@ -161,12 +161,12 @@ def test_a_dump_that_fails_leaves_no_template(
 ) -> None:
     fake_engine("serves")
     calls = fake_criu(1)
-    monkeypatch.setattr(process_snapshot, "frozen_socket_dir", lambda: home)
+    monkeypatch.setattr(process_snapshot, "create_frozen_socket_dir", lambda: home)
     (tmp_path / "out").mkdir()
     with pytest.raises(
         CommandFailedError, match=r"cannot freeze the engine with CRIU: Error .* no such terminal"
     ):
-        process_snapshot.freeze(LaunchPlan([]), tmp_path / "out", 20)
+        process_snapshot.freeze_template(LaunchPlan([]), tmp_path / "out", 20)
     pid = int(calls.read_text().split(" -t ")[1].split()[0])
     assert not Path(f"/proc/{pid}").exists()
 
@@ -180,16 +180,16 @@ def test_freeze_records_the_dependencies(
 ) -> None:
     fake_engine("serves")
     fake_criu(0)
-    monkeypatch.setattr(process_snapshot, "frozen_socket_dir", lambda: home)
+    monkeypatch.setattr(process_snapshot, "create_frozen_socket_dir", lambda: home)
     (tmp_path / "out").mkdir()
-    unshared = process_snapshot.freeze(LaunchPlan([]), tmp_path / "out", 20)
+    unshared = process_snapshot.freeze_template(LaunchPlan([]), tmp_path / "out", 20)
     assert unshared is not None and "reads all of its memory from the image" in unshared  # fake images
     made = json.loads((tmp_path / "out" / process_snapshot.ABOUT).read_text())
     assert made["criu"] == "9.8.7" and made["meeting"] == str(home)
     listed = (tmp_path / "out" / fingerprint.ABOUT).read_text()
     assert "python" in listed and "coldstart/launch/process_snapshot.py" in listed
     assert not (home / fingerprint.MODULES).exists()
-    process_snapshot.check(tmp_path / "out", LaunchPlan([]))
+    process_snapshot.require_matching_image(tmp_path / "out", LaunchPlan([]))
 
 
 def test_a_thawed_template_ends_with_its_namespaces(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def frozen_plans(monkeypatch: pytest.MonkeyPatch, home: Path, tmp_path: Path) ->
 
     monkeypatch.setattr(criu, "explain_unavailable", lambda: None)
     monkeypatch.setattr(tiny, "build", lambda name, models: tmp_path / name)
-    monkeypatch.setattr(process_snapshot, "freeze", freeze)
+    monkeypatch.setattr(process_snapshot, "freeze_template", freeze)
     return plans
 
 
@@ -236,7 +236,7 @@ def test_freeze_reports_a_full_disk_and_leaves_no_file(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(process_snapshot, "freeze", full)
+    monkeypatch.setattr(process_snapshot, "freeze_template", full)
     with pytest.raises(CommandFailedError, match="No space left on device"):
         process_snapshot.freeze_runtime(Cache.at(), 9)
     assert [path.name for path in Cache.at().runtimes.iterdir()] == [".lock"]
@@ -257,7 +257,7 @@ def thawed(
 ) -> Iterator[FakeThawed]:
     """Freeze the runtime; thawing returns a template. Only CRIU and its namespaces are fakes."""
     process_snapshot.freeze_runtime(Cache.at(), 9)
-    process = template_pool.spawn(
+    process = template_pool.spawn_template(
         "runtime", replace(SERVED, key="another"), home / "thawed", subprocess.DEVNULL, 20
     )
     made = FakeThawed(home / "thawed", process)

@@ -38,14 +38,14 @@ def user(home: Path) -> Path:
 def test_a_template_is_started_listed_found_and_stopped(fake_engine: FakeEngine) -> None:
     fake_engine("serves")
     assert list(template_pool.list_templates()) == [] and template_pool.find_ready("engine", KEY) is None
-    warm = template_pool.start("engine", PLAN, "tiny", 20)
+    warm = template_pool.start_template("engine", PLAN, "tiny", 20)
     assert list(template_pool.list_templates()) == [warm] == [template_pool.find_ready("engine", KEY)]
     assert warm.ready and warm.servers == ()
     assert (
         template_pool.find_ready("engine", "sha256:" + "b" * 64) is None
         and template_pool.find_ready("runtime", KEY) is None
     )
-    template_pool.stop(warm)
+    template_pool.stop_template(warm)
     assert list(template_pool.list_templates()) == [] and not warm.directory.exists()
     assert warm.pid is not None and not processes.is_alive(warm.pid, warm.birth)
 
@@ -58,7 +58,7 @@ def test_a_second_start_waits_for_the_first_and_is_refused(fake_engine: FakeEngi
 
     def start() -> None:
         try:
-            started.append(template_pool.start("engine", PLAN, "tiny", 60))
+            started.append(template_pool.start_template("engine", PLAN, "tiny", 60))
         except UsageError as error:
             refused.append(str(error))
 
@@ -71,13 +71,13 @@ def test_a_second_start_waits_for_the_first_and_is_refused(fake_engine: FakeEngi
         thread.join()
     assert len(refused) == 1 and "for tiny is already running" in refused[0]
     assert list(template_pool.list_templates()) == started
-    template_pool.stop(started[0])
+    template_pool.stop_template(started[0])
 
 
 def test_a_template_that_is_not_ready_in_time_is_ended(fake_engine: FakeEngine) -> None:
     fake_engine("never-ready")
     with pytest.raises(CommandFailedError, match=r"not ready within 0\.3 s") as caught:
-        template_pool.start("engine", PLAN, "tiny", 0.3)
+        template_pool.start_template("engine", PLAN, "tiny", 0.3)
     assert caught.value.hint == "allow more time with --ready-timeout SECONDS"
     assert list(template_pool._root().glob("*/")) == []
 
@@ -94,14 +94,14 @@ def test_a_signal_after_a_template_is_ready_leaves_no_process_and_no_directory(
     fake_engine("serves")
     monkeypatch.setattr(template_pool.fingerprint, "write_fingerprint", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        template_pool.start("engine", PLAN, "tiny", 20)
+        template_pool.start_template("engine", PLAN, "tiny", 20)
     assert not psutil.pid_exists(started[0])
     assert not [path for path in template_pool._root().iterdir() if path.is_dir()]
 
 
 def test_sweep_removes_a_directory_without_a_start(fake_engine: FakeEngine) -> None:
     fake_engine("serves")
-    warm = template_pool.start("engine", PLAN, "tiny", 20)
+    warm = template_pool.start_template("engine", PLAN, "tiny", 20)
     unfinished = warm.directory.with_name("engine-0123")
     unfinished.mkdir()
     with files.hold_lock(unfinished.with_name("engine-0123.lock")):
@@ -109,13 +109,13 @@ def test_sweep_removes_a_directory_without_a_start(fake_engine: FakeEngine) -> N
         assert unfinished.exists()
     template_pool.remove_unfinished()
     assert not unfinished.exists() and warm.ready
-    template_pool.stop(warm)
+    template_pool.stop_template(warm)
 
 
 def test_stopped_template_is_killed(fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_engine("serves")
     monkeypatch.setattr(server_process, "TEMPLATE_RESPONSE_S", 0.5)
-    warm = template_pool.start("runtime", PLAN, "tiny", 20)
+    warm = template_pool.start_template("runtime", PLAN, "tiny", 20)
     assert warm.pid is not None
     os.kill(warm.pid, signal.SIGSTOP)
     start = SimpleNamespace(request=SimpleNamespace(templates=None, lookup=None), plan=PLAN)
@@ -136,14 +136,14 @@ def _recorded(directory: Path, **about: object) -> template_pool.RunningTemplate
 def test_a_pid_that_belongs_to_another_template_is_never_signalled(fake_engine: FakeEngine) -> None:
     """The pid of a dead template may belong to the next one."""
     fake_engine("serves")
-    other = template_pool.start("engine", PLAN, "tiny", 20)
+    other = template_pool.start_template("engine", PLAN, "tiny", 20)
     stale = _recorded(template_pool._root() / "engine-000000000000", pid=other.pid)
     assert stale.pid is None and template_pool.find_ready("engine", KEY) == other
-    template_pool.stop(
+    template_pool.stop_template(
         replace(stale, pid=other.pid), force=True
     )  # simulates that the pid was reused after the listing
     assert other.pid is not None and processes.is_alive(other.pid, other.birth)
-    template_pool.stop(other)
+    template_pool.stop_template(other)
 
 
 IRRELEVANT = {
@@ -186,7 +186,7 @@ def plan(lookup: Lookup) -> LaunchPlan:
 def templates(home: Path) -> Iterator[None]:
     yield
     for warm in template_pool.list_templates():
-        template_pool.stop(warm, force=True)
+        template_pool.stop_template(warm, force=True)
 
 
 @pytest.fixture
@@ -219,7 +219,7 @@ def test_an_unusable_template_is_replaced(
     lookup: Lookup, plan: LaunchPlan, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_engine("serves")
-    first = template_pool.start("engine", plan, lookup.model.name, 20)
+    first = template_pool.start_template("engine", plan, lookup.model.name, 20)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")  # the template was started without it
     assert prepare(lookup, plan).is_new
     (second,) = template_pool.list_templates()
@@ -230,7 +230,7 @@ def test_the_template_of_another_model_with_this_key_is_retained(
     lookup: Lookup, plan: LaunchPlan, fake_engine: FakeEngine
 ) -> None:
     fake_engine("serves")
-    other = template_pool.start("engine", plan, "other", 20)
+    other = template_pool.start_template("engine", plan, "other", 20)
     prepared = prepare(lookup, plan)
     assert prepared.mode == "template-runtime"
     assert (
@@ -256,6 +256,6 @@ def test_a_full_disk_prevents_no_start(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(template_pool, "start", full)
+    monkeypatch.setattr(template_pool, "start_template", full)
     prepared = prepare(lookup, plan)
     assert prepared.mode is None and "No space left on device" in prepared.failures[0].reason

@@ -34,7 +34,7 @@ from coldstart.launch import driver, planning
 from test_server import make_request
 sys.executable = sys.argv[1]
 planning.plan = lambda request: LaunchPlan(Arguments(["serves"]))
-print(driver.start(make_request()).pid, flush=True)
+print(driver.start_server(make_request()).pid, flush=True)
 if sys.argv[2] == "killed":
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -57,7 +57,7 @@ def start(home: Path, fake_engine: Callable[[str], None], monkeypatch: pytest.Mo
     def run(behaviour: str = "serves") -> Server:
         plan = LaunchPlan(Arguments([behaviour, "--port", "7"]))
         monkeypatch.setattr(planning, "plan", lambda request: plan)
-        started.append(driver.start(make_request()))
+        started.append(driver.start_server(make_request()))
         return started[-1]
 
     yield run
@@ -90,7 +90,7 @@ def test_server_ends_with_the_process_that_started_it(start: Start, end: str) ->
 
 
 def test_server_stops_when_its_caller_was_interrupted(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    interrupted, started, real = threading.Event(), list[Server](), ladder.start
+    interrupted, started, real = threading.Event(), list[Server](), ladder.start_server
 
     def slow(request: ServeRequest, plan: LaunchPlan) -> Server:
         started.append(real(request, plan))
@@ -98,7 +98,7 @@ def test_server_stops_when_its_caller_was_interrupted(start: Start, monkeypatch:
         interrupted.wait(20)
         return started[-1]
 
-    monkeypatch.setattr(ladder, "start", slow)
+    monkeypatch.setattr(ladder, "start_server", slow)
     # A shell that runs the tests in the background ignores SIGINT.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

@@ -99,8 +99,8 @@ def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
 def snapshot(hub: Lookup) -> Iterator[list[int]]:
     """Write a snapshot and return the PIDs of its processes."""
     assert hub.bundle is not None
-    vllm_snapshot.create(hub, hub.bundle)
-    assert vllm_snapshot.exists(hub, hub.bundle)
+    vllm_snapshot.create_snapshot(hub, hub.bundle)
+    assert vllm_snapshot.has_snapshot(hub, hub.bundle)
     place = vllm_snapshot._place(hub, hub.bundle)
     tree = json.loads((place / "manifest.json").read_text())["process_tree"]
     yield tree
@@ -119,7 +119,7 @@ def start(hub: Lookup, fake_engine: Callable[[str], None]) -> Iterator[Callable[
         listen = ["--host", "127.0.0.1", "--port", str(find_free_port("127.0.0.1")), *words]
         request = ServeRequest(lookup, listen, mode=mode, ready_timeout=60)
         made = LaunchPlan(Arguments(("serves", *listen)), canary=CANARY, **plan)
-        started.append(ladder.start(request, made))
+        started.append(ladder.start_server(request, made))
         return started[-1]
 
     yield serve
@@ -187,20 +187,20 @@ def test_snapshots_of_a_gpu_are_used_only_if_they_are_requested(
     snapshot: list[int], start: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert start("auto").mode == "fresh"
-    assert "snapshot" not in [mode.name for mode in modes.list_attempts("auto")]
+    assert "snapshot" not in [mode.name for mode in modes.list_modes_to_try("auto")]
     monkeypatch.setenv(gpu_starts.PLUGINS, "/nowhere")
-    assert "snapshot" in modes.list_reasons()
+    assert "snapshot" in modes.list_unusable_modes()
 
 
 def test_a_failed_creation_leaves_no_snapshot(hub: Lookup, monkeypatch: pytest.MonkeyPatch) -> None:
     assert hub.bundle is not None
     monkeypatch.setenv("FAKE_SNAPSHOT", "fails")
     with pytest.raises(CommandFailedError, match="vllm create found no device"):
-        vllm_snapshot.create(hub, hub.bundle)
-    assert not vllm_snapshot.exists(hub, hub.bundle)
+        vllm_snapshot.create_snapshot(hub, hub.bundle)
+    assert not vllm_snapshot.has_snapshot(hub, hub.bundle)
     local = replace(hub, model=replace(hub.model, repo_id=None, revision=None))
     with pytest.raises(CommandFailedError, match="a hub model"):
-        vllm_snapshot.create(local, hub.bundle)
+        vllm_snapshot.create_snapshot(local, hub.bundle)
 
 
 def test_preloaded_weights_have_the_digest_of_the_model(hub: Lookup, monkeypatch: pytest.MonkeyPatch) -> None:

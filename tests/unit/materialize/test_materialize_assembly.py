@@ -201,7 +201,7 @@ def test_temporary_files_of_the_engine_are_removed(
         os.close(writer)
         return subprocess.Popen([sys.executable, "-c", program], stdout=log, env=env), reader
 
-    monkeypatch.setattr(assembly.server_process, "spawn", spawn)
+    monkeypatch.setattr(assembly.server_process, "spawn_engine_module", spawn)
     materialization._engine("offline", LaunchPlan(Arguments()))
     left = Path((materialization.work / "offline.log").read_text().strip())
     assert home in left.parents and not left.exists() and not list(home.rglob("vllm_dist_*"))
@@ -217,7 +217,7 @@ def test_snapshot_directory_stays_in_use(tmp_path: Path, home: Path, monkeypatch
         with workspace(cache.unfinished_materializations):
             assert (images / "pages-1.img").read_bytes() == b"pages"
 
-    monkeypatch.setattr(materialize.process_snapshot, "freeze", frozen)
+    monkeypatch.setattr(materialize.process_snapshot, "freeze_template", frozen)
     monkeypatch.setattr(materialize.fetch, "choose_weights_source", lambda _: None)
     monkeypatch.setattr(materialize.prepare, "plan_with_bundle", lambda *_, **__: LaunchPlan(Arguments()))
     lookup: Any = SimpleNamespace(store=store, cache=cache)

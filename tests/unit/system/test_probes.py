@@ -94,10 +94,10 @@ def test_modes_follow_the_probes() -> None:
         Probe("template", "ok", "x"),
         Probe("criu", "missing", "x"),
     ]
-    allowed = [name for name, yes in modes.list_permitted(good).items() if yes]
+    allowed = [name for name, yes in modes.check_modes(good).items() if yes]
     assert allowed == ["template-engine", "template-runtime", "fresh"]
     bad = [Probe("vllm", "missing", "x", required=True), Probe("criu", "ok", "x")]
-    assert not any(modes.list_permitted(bad).values())
+    assert not any(modes.check_modes(bad).values())
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def gpu_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _found(tmp_path: Path) -> tuple[dict[str, Probe], dict[str, bool]]:
     found = probes.run_probes(Cache(tmp_path))
-    return {probe.name: probe for probe in found}, modes.list_permitted(found)
+    return {probe.name: probe for probe in found}, modes.check_modes(found)
 
 
 @pytest.mark.usefixtures("gpu_engine")
@@ -124,8 +124,8 @@ def test_doctor_accepts_a_mig_instance(fake: Fake, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("gpu_engine")
 def test_modes_unavailable_on_a_gpu_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    assert set(modes.list_reasons()) == {"template-engine", "snapshot", "runtime-snapshot", "parked"}
-    assert all(found.reason and found.hint for found in modes.list_reasons().values())
+    assert set(modes.list_unusable_modes()) == {"template-engine", "snapshot", "runtime-snapshot", "parked"}
+    assert all(found.reason and found.hint for found in modes.list_unusable_modes().values())
 
 
 VLLM_REQUIRES = ("torch==2.13.0+cpu", "torchvision", "small>=1", "absent; python_version < '3'")

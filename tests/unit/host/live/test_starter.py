@@ -193,7 +193,7 @@ def launch(*_):
 def serve_forever(channel, run):
     shared = set(sys.modules)
     from coldstart.launch import ladder
-    ladder.start = launch
+    ladder.start_server = launch
     try:
         run(json.loads(sys.argv[1]), SimpleNamespace(send=lambda _: None))
     except Planned:

@@ -33,9 +33,9 @@ def plan(*behaviour: str) -> LaunchPlan:
 @pytest.fixture
 def warm(home: Path, fake_engine: Callable[[str], None]) -> Iterator[template_pool.RunningTemplate]:
     fake_engine("serves")
-    made = template_pool.start("engine", plan(), "tiny", 20)
+    made = template_pool.start_template("engine", plan(), "tiny", 20)
     yield made
-    template_pool.stop(made, force=True)
+    template_pool.stop_template(made, force=True)
 
 
 def start(warm: template_pool.RunningTemplate, *behaviour: str) -> server_process.ReadyServer:
