@@ -87,11 +87,6 @@ def test_stages_do_not_count_a_moment_twice_within_a_stage() -> None:
     )
 
 
-def test_stage_that_began_before_the_launch_counts_from_the_launch() -> None:
-    found = measure.measure_stages([span("load the model", -5.0, 1.0)], 0.0, 2.0)
-    assert (found["weights"], found["rest"]) == (1.0, 1.0)
-
-
 def test_stages_are_unknown_without_a_span() -> None:
     assert measure.measure_stages([], 0.0, 1.0) == {}
 

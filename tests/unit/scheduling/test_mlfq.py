@@ -51,14 +51,6 @@ def test_enst_is_the_papers_double_sum(counts: list[int], batch: int) -> None:
         assert enst(job) == pytest.approx(sum(above) / batch)
 
 
-def test_demotion_reaches_the_queue_of_the_next_iteration() -> None:
-    policy, job = mlfq(), Job("a", 0, 1)
-    policy.add(job, 0)
-    job.prompt_tokens = 200
-    policy.add_service(job, 1.0, 1)
-    assert job.level == 3
-
-
 def test_chunks_of_one_prompt_are_one_iteration_when_they_use_the_quantum() -> None:
     policy, job = mlfq(alpha_s=1.0), Job("a", 0, 200)
     policy.add(job, 0)

@@ -1,8 +1,6 @@
 """The timeline merges processes on one clock and is valid trace-event JSON."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -27,20 +25,6 @@ def test_find_longest_counts_no_span_for_those_within_it() -> None:
     assert line.find_longest(since_s=10.0) == ("imports", 4.0)
     line.spans.append(Span("load", 17.5, 19.0, "engine", pid=3))
     assert line.find_longest(since_s=10.0) == ("load", 4.5)
-
-
-def test_several_processes_merge(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    events = tmp_path / "events"
-    monkeypatch.setenv(TIMELINE_EVENTS, str(events))
-    code = "from coldstart.system.timeline import emit_span\nfor i in range(50): emit_span('x', i, i + 1, 'child')"
-    children = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(3)]
-    assert [child.wait() for child in children] == [0, 0, 0]
-    with timeline.measure("own", track="parent", args={"k": 1}):
-        pass
-    spans = Timeline.read(events).spans
-    assert len(spans) == 151
-    assert {span.pid for span in spans} >= {child.pid for child in children}
-    assert spans[-1].args == {"k": 1}
 
 
 def test_server_outlives_its_recorder_and_full_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

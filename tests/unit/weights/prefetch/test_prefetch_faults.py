@@ -63,22 +63,6 @@ def test_a_byte_that_stays_wrong_is_never_served(
         check_tensors(attached, weights, ["a.40", "b.3"] if names is None else [])
 
 
-def test_killed_prefetcher_is_replaced_at_once(weights: Weights, server: RangeServer, runtime: Path) -> None:
-    server.settings.rate = 2e6
-    with client.attach(server.url, weights.plan, directory=runtime) as attached:
-        attached.wait_for_bytes(FILE, 0, CHUNK)
-        os.kill(_status(runtime)["pid"], signal.SIGKILL)
-        with pytest.raises(client.PrefetchLostError):
-            attached.wait_for_bytes("model-00002.safetensors", 0, 1)
-        with pytest.raises(client.PrefetchLostError):
-            attached.query_stats()
-        assert attached.map_file(FILE)[:CHUNK] == weights.data[FILE][:CHUNK]
-    server.settings.rate = None
-    with client.attach(server.url, weights.plan, directory=runtime) as again:
-        check_whole(again, weights)
-    assert {path.suffix for path in runtime.iterdir()} == {".socket", ".lock", ".log"}
-
-
 def test_too_little_memory_is_refused(
     weights: Weights, server: RangeServer, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pytest
 from support.certificates import write_certificate
-from support.prefetching import Weights, check_tensors, check_whole
+from support.prefetching import Weights, check_whole
 from support.range_server import RangeServer, run_server
 from tools.raw_server import RawServer, answer, answering
 
-from coldstart.contract.weights import PacedFetch
 from coldstart.weights.prefetch import PrefetchFailedError, client, http_source, sources
 from coldstart.weights.prefetch.sources import SourceUnavailableError, SourceUnusableError, redact_address
 
@@ -28,37 +27,6 @@ def test_a_local_directory_is_mapped_itself(weights: Weights, runtime: Path) -> 
         check_whole(attached, weights)
         (one,) = client.request("status", directory=runtime)
         assert one["memory_bytes"] == 0
-
-
-def test_rank_fetches_its_tensors_alone(weights: Weights, server: RangeServer, runtime: Path) -> None:
-    names = [name for name in weights.names("a.") if int(name[2:]) >= 30] + ["b.2", "b.7"]
-    own = sum(weights.tensor(name)[2] for name in names)
-    with client.attach(server.url, weights.plan, names=names, directory=runtime) as attached:
-        check_tensors(attached, weights, names)
-        assert server.total() == attached.query_stats()["fetched_bytes"]
-        assert own <= server.total() <= 1.02 * own
-        with pytest.raises(client.PrefetchRefusedError, match="did not request bytes"):
-            attached.wait_for_bytes("model-00001.safetensors", 0, 8)
-
-
-def test_the_foreground_of_one_comes_before_the_background_of_another(
-    weights: Weights, server: RangeServer, runtime: Path
-) -> None:
-    server.settings.rate = 4e6
-    later, now = weights.names("a."), weights.names("b.")
-    pace = PacedFetch("later", background=True)
-    with (
-        client.attach(server.url, weights.plan, names=later, pace=pace, directory=runtime) as behind,
-        client.attach(server.url, weights.plan, names=now, directory=runtime) as ahead,
-    ):
-        begun = len(server.sent)
-        check_tensors(ahead, weights, now)
-        assert behind.query_stats()["ready_bytes"] < behind.query_stats()["wanted_bytes"]
-        check_tensors(behind, weights, later)
-    files = [entry.file for entry in server.sent]
-    last = len(files) - 1 - files[::-1].index("model-00002.safetensors")
-    # The streams that were under way when the foreground came, and no more.
-    assert files[begun:last].count("model-00001.safetensors") <= 4
 
 
 def test_early_fetch_lasts_until_one_attaches(weights: Weights, server: RangeServer, runtime: Path) -> None:

@@ -96,18 +96,6 @@ def _meets_wants(seed: int) -> None:
     assert _has(board, 0, len(data)) and board.ready_bytes == board.wanted_bytes == len(data)
 
 
-def test_bytes_are_covered_by_the_checks_that_contain_any_of_them() -> None:
-    for seed in SEEDS:
-        chance = random.Random(seed)
-        made, _, data = _made(chance)
-        offset = chance.randrange(len(data))
-        size = chance.randrange(len(data) - offset + 1)
-        numbers = [
-            n for n, check in enumerate(made.checks) if check.start < offset + size and offset < check.end
-        ]
-        assert list(made.find_covering_checks("f", offset, size)) == (numbers if size else [])
-
-
 def test_checks_of_a_released_lease_are_fetched_for_a_later_one() -> None:
     for seed in SEEDS:
         chance = random.Random(seed)
