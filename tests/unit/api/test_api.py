@@ -19,7 +19,7 @@ from tools.bundles import NAME, provenance, publish, publish_sections
 
 from coldstart import api
 from coldstart.api.bundles import Store
-from coldstart.errors import NoBundleError, UsageError
+from coldstart.errors import UsageError
 from coldstart.launch import driver, pruning
 from coldstart.launch.planning import ServeRequest
 from coldstart.materialize import materialize
@@ -148,14 +148,6 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[ServeRequest]:
 def _publish(lookup: Lookup, options: Options, phase: object) -> Bundle:
     signer = sign.load_host_key(paths.state_dir())
     return publish_sections(lookup.store, lookup.key, signer=signer, kv={"bytes": 1})
-
-
-def test_serve_raises_with_a_command_when_no_bundle_fits(model: str, requests: list[ServeRequest]) -> None:
-    with pytest.raises(NoBundleError) as raised:
-        api.serve(model, ["--max-model-len", "512"])
-        driver.planning.plan(requests[0])
-    command = f"coldstart materialize {model} -- --max-model-len 512"
-    assert raised.value.hint == f"{command}; or fetch a bundle: coldstart pull ADDRESS"
 
 
 def test_serve_builds_the_bundle_when_on_miss_is_materialize(

@@ -64,16 +64,6 @@ def test_contents_are_what_outlives_the_capture_and_other_memory_of_it_is_nan(bu
     assert set(memory) == {0xFF}
 
 
-def test_replay_launches_on_stream_of_moment(bundle_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, streams = SimModel(SMALL, 4), list[int]()
-    graph = restored(linked(bundle_directory, model), "decode:1")
-    monkeypatch.setattr(model.driver, "launch", lambda executable, stream: streams.append(stream))
-    monkeypatch.setattr(model, "stream", iter((0, 7)).__next__)
-    graph.replay()
-    graph.replay()
-    assert streams == [0, 7]
-
-
 def test_a_region_of_another_size_prevents_the_restore(bundle_directory: Path) -> None:
     model = SimModel(SMALL, 4)
     model.named["kv:0"] = replace(model.named["kv:0"], size=512)

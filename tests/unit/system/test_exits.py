@@ -1,6 +1,5 @@
 """Exit codes in words, and the kernel's count of processes killed because of missing memory."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -10,8 +9,7 @@ import psutil
 import pytest
 from support.processes import has_ended, wait_until
 
-from coldstart.system.proc import exits, processes
-from coldstart.system.proc.tree import ProcessTree
+from coldstart.system.proc import exits
 
 
 @pytest.mark.parametrize(
@@ -100,19 +98,6 @@ def _started(script: str) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(["/bin/sh", "-c", script], stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline() == b"up\n"
     return process
-
-
-def test_kill_ends_a_descendant_when_its_parent_has_died() -> None:
-    parent = _started("sleep 60 & echo up; wait")
-    tree = ProcessTree(parent.pid)
-    (child,) = processes.list_children(parent.pid)
-    os.kill(child, signal.SIGSTOP)
-    wait_until(tree.is_stopped)
-    parent.kill()
-    parent.wait()
-    assert tree.is_stopped()
-    tree.kill()
-    wait_until(lambda: processes.read_identity(child) is None)
 
 
 PARENT = """
