@@ -122,7 +122,7 @@ def measure(
         server.read_readiness()
     )  # before `processes`: it may report a server outside the command's process tree
     cpu_s = _measure_cpu_s(server, cpu_before)
-    pss = processes.measure_pss_bytes([process.pid for process in server.processes()])
+    pss = processes.measure_pss_bytes([process.pid for process in server.list_processes()])
     listening = Span(LISTENING, server.launched_s, first.connected_at_s, HARNESS_TRACK)
     harness = Timeline(
         [listening, Span(ANSWERING, first.connected_at_s, first.first_token_at_s, HARNESS_TRACK)]
@@ -147,9 +147,9 @@ def measure(
 
 def _read_reported_spans(server: LaunchedServer) -> Timeline:
     """Return the spans that the server reported, without those of a template or snapshot that ended before this launch."""
-    if not server.files.events.exists():
+    if not server.files.events_file.exists():
         return Timeline()
-    spans = Timeline.read(server.files.events).spans
+    spans = Timeline.read(server.files.events_file).spans
     return Timeline(span for span in spans if span.end_s > server.launched_s)
 
 
@@ -174,7 +174,7 @@ def read_cpu_s(processes: Iterable[psutil.Process] | None = None) -> dict[psutil
 
 def _measure_cpu_s(server: LaunchedServer, cpu_before: Mapping[psutil.Process, float]) -> float:
     """Return the CPU seconds of a start: those of its processes, and those that its parents used since `cpu_before`."""
-    start_processes = server.processes()
+    start_processes = server.list_processes()
     parents = {
         parent
         for one in start_processes

@@ -125,13 +125,13 @@ class Assembly:
 
     def run(self, *, with_graphs: bool = True) -> None:
         """Run all stages in order. Raises CommandFailedError if the engine or the test start fails."""
-        self.offline()
-        self.weights()
+        self.run_offline()
+        self.hash_weights()
         if with_graphs:
-            self.graphs()
-        self.prove()
+            self.record_graphs()
+        self.verify_by_start()
 
-    def offline(self) -> None:
+    def run_offline(self) -> None:
         """Run the engine in a child process with empty caches, and write its results to `out`."""
         env = prepare.build_base_env(self.work / "vllm")
         env |= prepare.build_inductor_env(self.work / "unused")
@@ -156,7 +156,7 @@ class Assembly:
         with self._stage("size the KV cache, warm"):
             self._engine("offline", replace(plan, engine=EngineTask(kv_note=notes)), str(self.out), "size")
 
-    def graphs(self) -> None:
+    def record_graphs(self) -> None:
         """If the engine captures CUDA graphs, record them in child processes and verify them in another child process."""
         reason = build_graphs_section(
             self.out / "graphs", self.work / "graphs", self._graphs_round, self.vllm_args
@@ -185,7 +185,7 @@ class Assembly:
                 lambda file, writer: [f"/proc/self/fd/{file}", *arguments],
                 sink,
                 env=os.environ
-                | {SUPERVISOR_PID: str(os.getpid()), TIMELINE_EVENTS: str(self.events(module))},
+                | {SUPERVISOR_PID: str(os.getpid()), TIMELINE_EVENTS: str(self.locate_events(module))},
                 variable=READY_FD_ENV,
             )
             try:
@@ -204,7 +204,7 @@ class Assembly:
             end = f"the engine's offline run ended with exit code {code}; the end of its log:"
             raise CommandFailedError([*cause, end, *exits.read_log_tail(log).splitlines()])
 
-    def weights(self) -> None:
+    def hash_weights(self) -> None:
         """Hash the weights into a weights plan, write it as a section, and store its digest in `modelinfo`."""
         assert self.model.path is not None  # ensure_weights has set it
         with self._stage("hash the weights"):
@@ -214,7 +214,7 @@ class Assembly:
         info["weights"] = weights.compute_digest(plan)
         self._write("modelinfo", info)
 
-    def prove(self) -> None:
+    def verify_by_start(self) -> None:
         """Verify the sections with a test start, which must use all of them and return the reference token.
 
         Its phases, time to ready and memory become the section `stages`, which fleet and eviction policies read.
@@ -244,7 +244,7 @@ class Assembly:
 
     def _run_test_start(self) -> dict[str, Any]:
         info = self._read("modelinfo")
-        environment = {TIMELINE_EVENTS: str(self.events("proof"))}
+        environment = {TIMELINE_EVENTS: str(self.locate_events("proof"))}
         # The path is short, because the path of a Unix socket can have at most 107 bytes.
         with (
             (self.work / "proof.log").open("wb") as log,
@@ -272,8 +272,8 @@ class Assembly:
             "memory_bytes": memory,
             # What a host or a fleet reserves on the device. vLLM's CPU build holds nothing there.
             "device_bytes": None if runtime.targets_cpu() else device.peak_bytes,
-            "spans": Timeline.read(self.events("proof")).sum_phases(),
-            "offline_spans": Timeline.read(self.events("offline")).sum_phases(),
+            "spans": Timeline.read(self.locate_events("proof")).sum_phases(),
+            "offline_spans": Timeline.read(self.locate_events("offline")).sum_phases(),
         }
 
     def _show(self, figures: StartProgress) -> None:
@@ -304,7 +304,7 @@ class Assembly:
             args, key=self.key, compile_dir=used, canary=info.get("canary"), env=env, engine=task
         )
 
-    def add(self, draft: BundleDraft, name: str) -> None:
+    def add_section(self, draft: BundleDraft, name: str) -> None:
         """Add one section to the draft, if it was built."""
         path = self.out / name
         if path.is_dir():
@@ -312,7 +312,7 @@ class Assembly:
         elif path.with_suffix(".json").exists():
             draft.add_json(name, self._read(name))
 
-    def provenance(self) -> Provenance:
+    def build_provenance(self) -> Provenance:
         """Return the build record: tool versions, arguments, model name and the duration of each stage in seconds."""
         distribution, version = runtime.find_vllm_distribution() or ("vllm", "unknown")
         tool = {
@@ -335,7 +335,7 @@ class Assembly:
             yield
         self.seconds[name] = timeline.now() - start
 
-    def events(self, name: str) -> Path:
+    def locate_events(self, name: str) -> Path:
         """Return the path to which a child process writes its timeline events."""
         return self.work / f"{name}.events"
 

@@ -28,7 +28,7 @@ _FREEZE_S = 600.0
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 
 
-def workspace(root: Path) -> AbstractContextManager[Path]:
+def create_workspace(root: Path) -> AbstractContextManager[Path]:
     """Create the work directory of this run below `root`, and remove the directories of killed runs. Raises OSError."""
     root.mkdir(parents=True, exist_ok=True)
     return create_owned_directory(root, patience_s=_PATIENCE_S)
@@ -67,7 +67,7 @@ def _make(lookup: Lookup, options: Options, phase: Phase) -> Bundle:
     probes.require_device()
     with phase("weights"):
         model = resolution.ensure_weights(lookup.model, offline=lookup.offline)
-    with workspace(lookup.cache.unfinished_materializations) as work:
+    with create_workspace(lookup.cache.unfinished_materializations) as work:
         assembly = Assembly(
             model, lookup.vllm_args, lookup.key.digest, work, phase,
             profile_s=options.profile_s, records=lookup.cache.weights,
@@ -75,8 +75,8 @@ def _make(lookup: Lookup, options: Options, phase: Phase) -> Bundle:
         assembly.run(with_graphs="graphs" in options.sections)
         with phase("publish"), lookup.store.open_draft(lookup.key) as draft:
             for name in options.sections:
-                assembly.add(draft, name)
-            return draft.publish(assembly.provenance(), signer=sign.load_host_key(paths.state_dir()))
+                assembly.add_section(draft, name)
+            return draft.publish(assembly.build_provenance(), signer=sign.load_host_key(paths.state_dir()))
 
 
 def has_snapshot(lookup: Lookup, bundle: Bundle | None) -> bool:

@@ -59,15 +59,15 @@ class RunFiles:
     port: int
 
     @property
-    def ready(self) -> Path:
+    def ready_file(self) -> Path:
         return self.directory / "ready.json"
 
     @property
-    def events(self) -> Path:
+    def events_file(self) -> Path:
         return self.directory / "events.jsonl"
 
     @property
-    def log(self) -> Path:
+    def log_file(self) -> Path:
         return self.directory / "server.log"
 
     @classmethod
@@ -77,7 +77,7 @@ class RunFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class LaunchCommand:
     """Command line of a server, and the environment variables to set for it in addition to those of this process."""
 
     argv: Sequence[str]
@@ -85,7 +85,7 @@ class Command:
 
 
 class Launcher(Protocol):
-    """A way to start a server. With `writes_ready_file`, the server writes `RunFiles.ready` when it is ready."""
+    """A way to start a server. With `writes_ready_file`, the server writes `RunFiles.ready_file` when it is ready."""
 
     @property
     def mode(self) -> str: ...
@@ -99,7 +99,7 @@ class Launcher(Protocol):
         Raises ModeUnavailableError, CommandFailedError, NoBundleError.
         """
 
-    def command(self, files: RunFiles) -> Command:
+    def build_command(self, files: RunFiles) -> LaunchCommand:
         """Return the command that starts a server on HOST:files.port."""
         ...
 
@@ -132,7 +132,7 @@ class LaunchedServer:
 
     def read_log_tail(self) -> str:
         """Return the last lines of the server's log."""
-        return exits.read_log_tail(self.files.log)
+        return exits.read_log_tail(self.files.log_file)
 
     def read_readiness(self) -> Mapping[str, object]:
         """Return the contents of the ready file, or an empty mapping if the launcher writes none.
@@ -140,7 +140,7 @@ class LaunchedServer:
         Raises ServerExitedError, and CommandFailedError if the file is missing after READY_FILE_TIMEOUT_S.
         """
         deadline_s = time.monotonic() + READY_FILE_TIMEOUT_S
-        while self.launcher.writes_ready_file and not self.files.ready.exists():
+        while self.launcher.writes_ready_file and not self.files.ready_file.exists():
             self.check_alive()
             if time.monotonic() > deadline_s:
                 raise CommandFailedError(
@@ -148,11 +148,13 @@ class LaunchedServer:
                     hint="run `coldstart doctor`",
                 )
             time.sleep(0.01)
-        return _read_ready_file(self.files.ready) if self.launcher.writes_ready_file else {}
+        return _read_ready_file(self.files.ready_file) if self.launcher.writes_ready_file else {}
 
-    def processes(self) -> list[psutil.Process]:
+    def list_processes(self) -> list[psutil.Process]:
         """Return the processes created by this start that are still running."""
-        server_pid = _read_ready_file(self.files.ready).get("pid") if self.files.ready.exists() else None
+        server_pid = (
+            _read_ready_file(self.files.ready_file).get("pid") if self.files.ready_file.exists() else None
+        )
         if isinstance(server_pid, int):
             self.tree.adopt(server_pid)
         return [one for one in self.tree.list_processes() if processes.read_identity(one.pid) is not None]
@@ -162,15 +164,15 @@ class LaunchedServer:
 
         The launched process forwards SIGTERM. If it has exited, the remaining processes receive SIGTERM directly.
         """
-        self.processes()  # record them now: children of an exited process cannot be found
+        self.list_processes()  # record them now: children of an exited process cannot be found
         if self.process.poll() is None:
             self.process.terminate()
             self._wait(STOP_TIMEOUT_S, lambda: self.process.poll() is None)
         for signal_number in (signal.SIGTERM, signal.SIGKILL):
-            for process in self.processes():
+            for process in self.list_processes():
                 with suppress(ProcessLookupError):
                     os.kill(process.pid, signal_number)
-            self._wait(KILL_TIMEOUT_S, lambda: bool(self.processes()))
+            self._wait(KILL_TIMEOUT_S, lambda: bool(self.list_processes()))
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)  # processes of its session that were never listed
         self.process.wait()
@@ -188,9 +190,9 @@ def launch(launcher: Launcher, files: RunFiles, sockets: Path) -> LaunchedServer
     """
     from coldstart.system.proc.tree import ProcessTree
 
-    command = launcher.command(files)
+    command = launcher.build_command(files)
     environment = {scratch.SOCKETS_VARIABLE: str(sockets), **os.environ, **command.environment}
-    with files.log.open("wb") as log:
+    with files.log_file.open("wb") as log:
         launched_s = time.monotonic()
         process = subprocess.Popen(
             list(command.argv),

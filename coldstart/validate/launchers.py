@@ -24,7 +24,7 @@ from coldstart.launch.fetch import INSTANT_TENSOR
 from coldstart.system import paths, runtime
 from coldstart.system.proc import exits
 from coldstart.system.snapshot import criu
-from coldstart.validate.launch import HOST, Command, Launcher, ModeUnavailableError, RunFiles
+from coldstart.validate.launch import HOST, LaunchCommand, Launcher, ModeUnavailableError, RunFiles
 from coldstart.vllm.stock import ENTRY_POINT
 
 VLLM_COLD, VLLM_WARM, FRESH = "vllm-cold", "vllm-warm", "fresh"
@@ -39,20 +39,20 @@ PREPARE_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class ModelUnderTest:
-    """Model to start: `model` as the user wrote it, `target` as vLLM opens it, and the vLLM arguments.
+    """Model to start: `model` as the user wrote it, `vllm_model` as vLLM opens it, and the vLLM arguments.
 
     `common_args` are options that every coldstart command accepts.
     """
 
     model: str
-    target: str
+    vllm_model: str
     vllm_args: tuple[str, ...] = ()
     common_args: tuple[str, ...] = ()
     revision: str | None = None
 
     @property
     def is_local(self) -> bool:
-        return Path(self.target).is_dir()
+        return Path(self.vllm_model).is_dir()
 
     @property
     def separated_vllm_args(self) -> list[str]:
@@ -77,11 +77,11 @@ class VllmLauncher:
     def prepare(self) -> None:
         """Do nothing, because the first run fills the caches."""
 
-    def command(self, files: RunFiles) -> Command:
+    def build_command(self, files: RunFiles) -> LaunchCommand:
         root = (
             self.caches if self.mode != VLLM_COLD or not self.caches.exists() else files.directory / "caches"
         )
-        argv = [sys.executable, "-m", ENTRY_POINT, "--model", self.subject.target]
+        argv = [sys.executable, "-m", ENTRY_POINT, "--model", self.subject.vllm_model]
         argv += ["--host", HOST, "--port", str(files.port), *self.subject.vllm_args]
         variables = {**build_baseline_environment(self.subject), **build_cache_environment(root)}
         if self.mode == VLLM_EAGER:
@@ -89,7 +89,7 @@ class VllmLauncher:
         elif self.mode == VLLM_FREE:
             argv += build_startup_options(Arguments(self.subject.vllm_args))
             variables |= FREE_VARIABLES
-        return Command(argv, {**variables, environment.TIMELINE_EVENTS: str(files.events)})
+        return LaunchCommand(argv, {**variables, environment.TIMELINE_EVENTS: str(files.events_file)})
 
     def close(self) -> None:
         """Do nothing, because `prepare` started no process."""
@@ -123,13 +123,14 @@ class ServeLauncher:
             )
             self._started = True
 
-    def command(self, files: RunFiles) -> Command:
+    def build_command(self, files: RunFiles) -> LaunchCommand:
         argv = [*find_coldstart_command(), "serve", self.subject.model, "--mode", self.mode]
         argv += ["--revision", self.subject.revision] if self.subject.revision else []
         argv += [*self.subject.common_args, "--host", HOST, "--port", str(files.port)]
-        argv += ["--ready-file", str(files.ready), *self.subject.separated_vllm_args]
-        return Command(
-            argv, {**create_runtime_environment(self.runtime), environment.TIMELINE_EVENTS: str(files.events)}
+        argv += ["--ready-file", str(files.ready_file), *self.subject.separated_vllm_args]
+        return LaunchCommand(
+            argv,
+            {**create_runtime_environment(self.runtime), environment.TIMELINE_EVENTS: str(files.events_file)},
         )
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from tools.bundles import NAME, config, key, plant, provenance, publish, write_t
 from tools.command_line import Run
 
 from coldstart.launch import caches, pruning
-from coldstart.materialize.materialize import workspace
+from coldstart.materialize.materialize import create_workspace
 from coldstart.models import tiny
 from coldstart.system import paths
 from coldstart.system.paths import Cache
@@ -268,7 +268,7 @@ def test_draft_of_killed_build_is_removed_by_next_build(home: Path, monkeypatch:
 
 def test_prune_removes_work_of_killed_materialization_but_not_of_a_running_one(run: Run, home: Path) -> None:
     work = Cache.at().unfinished_materializations
-    with workspace(work) as running:
+    with create_workspace(work) as running:
         killed = work / "tmpkilled"
         killed.mkdir()
         (killed / "lock").touch()

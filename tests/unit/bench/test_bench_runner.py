@@ -154,10 +154,10 @@ SUBJECT = ModelUnderTest("tiny-llama", "/models/tiny", ("--max-model-len", "256"
 def test_every_mode_of_coldstart_serves_the_same_arguments(tmp_path: Path, mode: str) -> None:
     (launcher,) = launchers.create_launchers(SUBJECT, [mode], tmp_path)
     run = RunFiles.create(tmp_path / "run-files")
-    command = launcher.command(run)
+    command = launcher.build_command(run)
     argv = list(command.argv)
     assert launcher.mode == argv[argv.index("--mode") + 1] == mode
-    assert argv[argv.index("--ready-file") + 1] == str(run.ready)
+    assert argv[argv.index("--ready-file") + 1] == str(run.ready_file)
     assert argv[-3:] == ["--", "--max-model-len", "256"]
     assert command.environment["XDG_RUNTIME_DIR"] == str(tmp_path / "run")
     assert launcher.writes_ready_file
@@ -166,7 +166,7 @@ def test_every_mode_of_coldstart_serves_the_same_arguments(tmp_path: Path, mode:
 def test_warm_starts_and_the_first_cold_one_share_their_caches(tmp_path: Path) -> None:
     cold, warm = launchers.create_launchers(SUBJECT, [run_order.VLLM_COLD, run_order.VLLM_WARM], tmp_path)
     first, second, shared = (
-        one.command(RunFiles.create(tmp_path / str(number))).environment
+        one.build_command(RunFiles.create(tmp_path / str(number))).environment
         for number, one in enumerate((cold, cold, warm))
     )
     for name in CACHES:
@@ -181,7 +181,7 @@ def test_plain_vllm_has_free_options(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(launchers, "find_spec", lambda name: name)
     names = ["vllm-warm", "vllm-free", "vllm-eager"]
     warm, free, eager = (
-        one.command(RunFiles.create(tmp_path / one.mode))
+        one.build_command(RunFiles.create(tmp_path / one.mode))
         for one in launchers.create_launchers(SUBJECT, names, tmp_path)
     )
     plain = [word for word in warm.argv[5:] if not word.isdigit()]
@@ -192,7 +192,7 @@ def test_plain_vllm_has_free_options(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not launchers.FREE_VARIABLES.items() <= warm.environment.items()
     own = ModelUnderTest("m", "/m", ("--load-format", "auto", "-cc", "{}"))
     (free_,) = launchers.create_launchers(own, ["vllm-free"], tmp_path)
-    assert list(free_.command(RunFiles.create(tmp_path / "own")).argv).count("-cc") == 1
+    assert list(free_.build_command(RunFiles.create(tmp_path / "own")).argv).count("-cc") == 1
 
 
 def test_a_mode_that_this_machine_lacks_gives_its_reason(

@@ -26,7 +26,7 @@ from coldstart.errors import CommandFailedError
 from coldstart.launch import pruning
 from coldstart.materialize import assembly, materialize
 from coldstart.materialize.assembly import Assembly, ProofFailedError, require_fast_path
-from coldstart.materialize.materialize import MaterializationPlan, workspace
+from coldstart.materialize.materialize import MaterializationPlan, create_workspace
 from coldstart.materialize.options import Options, no_progress
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel
@@ -59,7 +59,7 @@ def test_the_kv_cache_of_a_gpu_is_sized_in_a_second_start_over_warm_caches(
 
     monkeypatch.setattr(runtime, "targets_cpu", lambda: on_cpu)
     monkeypatch.setattr(materialization, "_engine", engine)
-    materialization.offline()
+    materialization.run_offline()
     (cold, _), *more = started
     assert cold.engine == EngineTask()
     if on_cpu:
@@ -86,7 +86,7 @@ def test_graphs_that_fail_in_the_proof_start_are_left_out_and_the_rest_is_proved
         return {"ready_s": 1.0}
 
     monkeypatch.setattr(materialization, "_run_test_start", start)
-    materialization.prove()
+    materialization.verify_by_start()
     assert starts == [True, False]
     stages = json.loads((materialization.out / "stages.json").read_text())
     assert "FULL:num_tokens=8: no memory" in stages["not_made"]["graphs"] and stages["ready_s"] == 1.0
@@ -106,7 +106,7 @@ def test_code_at_fault_is_omitted_alone(materialization: Assembly, monkeypatch: 
         return {"ready_s": 1.0}
 
     monkeypatch.setattr(materialization, "_run_test_start", start)
-    materialization.prove()
+    materialization.verify_by_start()
     assert (materialization.out / "graphs").is_dir()
     (left_out,) = json.loads((materialization.out / "stages.json").read_text())["not_made"].items()
     assert left_out[0] == "compile" and "rejected the artifact" in left_out[1]
@@ -171,8 +171,8 @@ def test_bundle_says_why_it_lacks_one(materialization: Assembly, monkeypatch: py
     monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
     monkeypatch.setattr(materialization, "_engine", engine)
     monkeypatch.setattr(materialization, "_run_test_start", lambda: {"ready_s": 1.0})
-    materialization.offline()
-    materialization.prove()
+    materialization.run_offline()
+    materialization.verify_by_start()
     assert json.loads((materialization.out / "stages.json").read_text())["not_made"] == {
         "compile": "PicklingError"
     }
@@ -184,7 +184,7 @@ def test_failed_proof_publishes_nothing(materialization: Assembly, monkeypatch: 
 
     monkeypatch.setattr(materialization, "_run_test_start", start)
     with pytest.raises(CommandFailedError, match="another token"):
-        materialization.prove()
+        materialization.verify_by_start()
 
 
 def test_temporary_files_of_the_engine_are_removed(
@@ -214,7 +214,7 @@ def test_snapshot_directory_stays_in_use(tmp_path: Path, home: Path, monkeypatch
 
     def frozen(plan: LaunchPlan, images: Path, timeout_s: float) -> None:
         (images / "pages-1.img").write_bytes(b"pages")
-        with workspace(cache.unfinished_materializations):
+        with create_workspace(cache.unfinished_materializations):
             assert (images / "pages-1.img").read_bytes() == b"pages"
 
     monkeypatch.setattr(materialize.process_snapshot, "freeze_template", frozen)
@@ -249,7 +249,7 @@ while time.monotonic() < over:
 
 def test_workspace_is_removed_while_a_child_still_writes(tmp_path: Path) -> None:
     root = tmp_path / "work"
-    with workspace(root) as own:
+    with create_workspace(root) as own:
         (own / "caches").mkdir()
         for number in range(5000):  # so that something is written while these are removed
             (own / "caches" / str(number)).touch()
@@ -257,7 +257,7 @@ def test_workspace_is_removed_while_a_child_still_writes(tmp_path: Path) -> None
         assert writer.stdout is not None and writer.stdout.readline() == b"up\n"
     assert not own.exists()
     writer.communicate()
-    with workspace(root):
+    with create_workspace(root):
         pass
     assert [left for left in root.iterdir() if left.is_dir()] == []
 
@@ -266,12 +266,12 @@ def test_workspace_is_removed_while_a_child_still_writes(tmp_path: Path) -> None
 def lookup(model: ResolvedModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> Lookup:
     """Look up a model whose engine run writes the section `kv` and whose proof does nothing."""
 
-    def offline(self: Assembly) -> None:
+    def run_offline(self: Assembly) -> None:
         (self.out / "modelinfo.json").write_text("{}")
         (self.out / "kv.json").write_text('{"bytes": 1}')
 
-    monkeypatch.setattr(Assembly, "offline", offline)
-    monkeypatch.setattr(Assembly, "prove", lambda self: None)
+    monkeypatch.setattr(Assembly, "run_offline", run_offline)
+    monkeypatch.setattr(Assembly, "verify_by_start", lambda self: None)
     return Lookup(model, Arguments(), Cache(home / "cache"), key(seed=1))
 
 
@@ -286,7 +286,7 @@ def test_first_start_uses_hashes_of_materialize(lookup: Lookup, monkeypatch: pyt
 def test_a_gpu_build_without_a_gpu_is_refused_before_the_engine_starts(
     lookup: Lookup, fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Assembly, "offline", lambda self: pytest.fail("started an engine"))
+    monkeypatch.setattr(Assembly, "run_offline", lambda self: pytest.fail("started an engine"))
     monkeypatch.setattr(runtime, "find_vllm_distribution", lambda: ("vllm", "0.32.0"))
     monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
     with pytest.raises(CommandFailedError, match="no GPU responds") as caught:
