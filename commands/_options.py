@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from coldstart.artifacts.bundle import Bundle, TrustCheck
     from coldstart.artifacts.store import Store
 
-    from coldstart.models.inspection import Lookup
+    from coldstart.models.inspection import BundleLookup
 
 Model = Annotated[
     str,
@@ -117,16 +117,16 @@ class Common:
         accepts: "TrustCheck | None" = None,
         *,
         adopts: bool = False,
-    ) -> "Lookup":
+    ) -> "BundleLookup":
         """Return the model, its key on this machine, and the matching bundle that `accepts` trusts.
 
         With `adopts`, the vLLM arguments come from the bundle unless `--` is on the command line. Raises the errors of
-        `resolver.resolve`.
+        `resolver.look_up_for_start`.
         """
         from coldstart.models import resolver
 
         vllm_args = None if adopts and not self.has_typed_args else self.vllm_args
-        return resolver.resolve(
+        return resolver.look_up_for_start(
             model, vllm_args, cache=self.cache, offline=self.offline, revision=revision, accepts=accepts
         )
 

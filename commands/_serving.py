@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from coldstart.launch.planning import ServeRequest
     from coldstart.launch.server import Server
     from coldstart.launch.server_process import ServerExitedError
-    from coldstart.models.inspection import Lookup
+    from coldstart.models.inspection import BundleLookup
     from coldstart.system.start_progress import Report
     from coldstart.system.timeline import Timeline
 
@@ -64,13 +64,15 @@ ReadyTimeout = Annotated[
 ]
 
 
-def look_up_model(common: Common, model: str, revision: str | None, *, untrusted: bool) -> "Lookup":
+def look_up_model(common: Common, model: str, revision: str | None, *, untrusted: bool) -> "BundleLookup":
     """Look up the model, its key and its bundle, and print the vLLM arguments if the bundle supplies them."""
     from coldstart.artifacts.bundle import accept_any
 
     lookup = common.look_up(model, revision, accept_any if untrusted else None, adopts=True)
-    if lookup.lender is not None and lookup.vllm_args:
-        print_adopted_arguments(common, f"{lookup.lender.name}:v{lookup.lender.version}", lookup.vllm_args)
+    if lookup.arguments_bundle is not None and lookup.vllm_args:
+        print_adopted_arguments(
+            common, f"{lookup.arguments_bundle.name}:v{lookup.arguments_bundle.version}", lookup.vllm_args
+        )
     return lookup
 
 
@@ -79,7 +81,7 @@ def print_adopted_arguments(common: Common, lender: str, arguments: Sequence[str
     common.out.print_note(f"Using the arguments of {lender}: {shlex.join(arguments)}")
 
 
-def build_bundle(common: Common, lookup: "Lookup") -> "Lookup":
+def build_bundle(common: Common, lookup: "BundleLookup") -> "BundleLookup":
     """Build the missing bundle, and return the lookup with it."""
     from coldstart.materialize.materialize import MaterializationPlan
     from coldstart.materialize.options import Options
@@ -159,7 +161,9 @@ def print_advice(
         common.out.print_note(advice)
 
 
-def describe_faster_start(lookup: "Lookup", ready_s: float, unavailable: Iterable[Fallback]) -> str | None:
+def describe_faster_start(
+    lookup: "BundleLookup", ready_s: float, unavailable: Iterable[Fallback]
+) -> str | None:
     """Return a line with the command that prepares the fastest unavailable start mode, or None if the start was fast."""
     hints = [(one.stage, one.hint) for one in unavailable if one.hint and one.hint.startswith("coldstart ")]
     if ready_s < SLOW_START_S or not hints:

@@ -251,9 +251,9 @@ def _next_command(bundle: Bundle) -> str:
     """Return the command that serves the bundle, or the command that shows it if this machine cannot serve it."""
     try:
         can_serve = (
-            resolver.names_model(bundle.name)
-            and inspection.read_arguments(bundle) is not None
-            and keys.machine_fields().items() <= bundle.key.fields.items()
+            resolver.can_be_model(bundle.name)
+            and inspection.read_recorded_arguments(bundle) is not None
+            and keys.read_machine_fields().items() <= bundle.key.fields.items()
         )
     except ColdstartError:  # vLLM is not installed, or the bundle cannot be read
         can_serve = False

@@ -194,7 +194,7 @@ def _require_model_name(argument: str) -> None:
     from coldstart.models import resolver
     from coldstart.models.aliases import NAMES
 
-    if resolver.names_model(argument):
+    if resolver.can_be_model(argument):
         return
     commands = list(typer.main.get_group(app).commands)
     near = difflib.get_close_matches(argument.lower(), (*commands, *NAMES), n=1, cutoff=0.75)

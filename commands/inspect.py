@@ -18,7 +18,7 @@ from coldstart.commands._output import escape_line, format_bytes, format_table
 
 from coldstart.errors import UsageError
 from coldstart.models import inspection, resolution, resolver
-from coldstart.models.inspection import Lookup
+from coldstart.models.inspection import BundleLookup
 
 
 @declare(takes_vllm_args=True)
@@ -40,7 +40,7 @@ def command(
     if sum((tree, key, diff is not None)) > 1:
         raise UsageError("--tree, --key and --diff cannot be combined", hint="use only one of them")
     vllm_args = common.vllm_args
-    if key and (vllm_args or revision or resolution.names_model(ref)):
+    if key and (vllm_args or revision or resolution.is_known_model(ref)):
         lookup = common.look_up(ref, revision)
         if lookup.bundle is None:  # The bundle is only displayed, so it need not be trusted.
             lookup = common.look_up(ref, revision, accept_any)
@@ -128,7 +128,7 @@ def _list_facts(bundle: Bundle) -> list[tuple[str, object]]:
     ]
 
 
-def _show_key(common: Common, key: Key, lookup: Lookup | None = None) -> None:
+def _show_key(common: Common, key: Key, lookup: BundleLookup | None = None) -> None:
     """Print the fields of a key and, after a model was looked up, the matching or the most similar bundle."""
     data: dict[str, object] = {"digest": key.digest, "fields": dict(key.fields)}
     lines = [_render_fields(key), "", f"key {key.digest}"]

@@ -81,7 +81,7 @@ def command(
     )
     for section, reason in inspection.list_missing_sections(bundle).items():
         common.out.print_note(f"no {section}: {reason}")
-    for curve, sizes in inspection.list_unprofiled_sizes(bundle).items():
+    for curve, sizes in inspection.list_unprofiled_batch_sizes(bundle).items():
         missing = ", ".join(str(size) for size in sizes)
         common.out.print_note(f"step latencies: no {curve} of {missing} (time limit: --profile-seconds)")
     common.out.print_success(
@@ -102,7 +102,7 @@ def _show_plan(common: Common, model: str, planned: "MaterializationPlan") -> No
         "key_digest": planned.key.digest,
     }
     data |= {"sections": list(sections), "existing": existing}
-    data["downloads"] = downloads = resolution.list_missing(planned.lookup.model)
+    data["downloads"] = downloads = resolution.list_missing_files(planned.lookup.model)
     lines = [
         f"sections: {', '.join(sections)}",
         *([f"download: {', '.join(downloads)}"] if downloads else []),

@@ -106,7 +106,7 @@ def command(
     # Report wrong options before any lookup.
     check_scheduler(choice, common.vllm_args)
     lookup = _serving.look_up_model(common, model, revision, untrusted=untrusted)
-    lookup = lookup.drop_weights() if weights_from is not None else lookup
+    lookup = lookup.accept_nearest_without_weights() if weights_from is not None else lookup
     check_scheduler(choice, lookup.vllm_args)
     listen = listening.build_address_arguments(host, port, lookup.vllm_args)
     if not dry_run:
@@ -162,7 +162,7 @@ def _describe_plan(request: "ServeRequest", plan: "LaunchPlan") -> dict[str, Any
         "url": find_url(plan.vllm_args),
         **document,
         "absent": encode(skipped) if request.mode == modes.AUTO else [],
-        "downloads": resolution.list_missing(request.lookup.model, weights=plan.weights_from is None),
+        "downloads": resolution.list_missing_files(request.lookup.model, weights=plan.weights_from is None),
         "vllm_args": [word.replace(temporary, models) for word in secrets.redact_arguments(plan.vllm_args)],
     }
 

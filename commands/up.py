@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from coldstart.launch.planning import ServeRequest
     from coldstart.launch.preparation import Preparation
     from coldstart.launch.up_records import UpDirectory, UpRecord
-    from coldstart.models.inspection import Lookup
+    from coldstart.models.inspection import BundleLookup
 
 _TERMINATED = 128 + signal.SIGTERM
 
@@ -178,7 +178,7 @@ def _detach(start: _Start, serve_args: list[str], lock: int) -> None:
 
 def _describe_stop(start: _Start, *, is_detached: bool) -> str:
     """Return a line that explains how to stop the server, with or without its template."""
-    down = shlex.join(["coldstart", "down", start.request.lookup.model.argument])
+    down = shlex.join(["coldstart", "down", start.request.lookup.model.cli_argument])
     if start.prepared.template is None:
         return (
             f"Stop it: {down}"
@@ -190,7 +190,7 @@ def _describe_stop(start: _Start, *, is_detached: bool) -> str:
     return f"Stop it: Ctrl-C, which keeps the template; then, to stop the template: {down}"
 
 
-def _ensure_bundle(common: Common, lookup: "Lookup") -> "Lookup":
+def _ensure_bundle(common: Common, lookup: "BundleLookup") -> "BundleLookup":
     """Return the lookup with its bundle, which is built if missing. If the build fails, warn and return `lookup` unchanged."""
     if lookup.bundle is not None:
         common.out.print_note(f"Using the bundle {lookup.bundle.name}:v{lookup.bundle.version}")
@@ -208,7 +208,7 @@ def _ensure_bundle(common: Common, lookup: "Lookup") -> "Lookup":
         return lookup
 
 
-def _report_untrusted(common: Common, lookup: "Lookup", untrusted: "Bundle") -> None:
+def _report_untrusted(common: Common, lookup: "BundleLookup", untrusted: "Bundle") -> None:
     """Warn that a new bundle is built although an untrusted bundle matches.
 
     Raises:
@@ -234,7 +234,7 @@ def _announce(start: _Start, plan: "LaunchPlan", report: dict[str, Any], *, is_d
 
 
 def _require_same_settings(
-    common: Common, running: "UpRecord", lookup: "Lookup", host: str | None, port: int | None
+    common: Common, running: "UpRecord", lookup: "BundleLookup", host: str | None, port: int | None
 ) -> None:
     """Compare the settings of the running server with the requested ones.
 

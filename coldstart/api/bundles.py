@@ -15,7 +15,7 @@ from coldstart.launch import pruning
 from coldstart.materialize.materialize import MaterializationPlan
 from coldstart.materialize.options import Options, Phase
 from coldstart.models import inspection, resolver
-from coldstart.models.inspection import Lookup
+from coldstart.models.inspection import BundleLookup
 from coldstart.scheduling.profiling import BUDGET_S
 from coldstart.system.paths import Cache
 from coldstart.validate import validation
@@ -229,10 +229,10 @@ def look_up(
     offline: bool,
     cache_dir: PathLike | None,
     untrusted: bool = False,
-) -> Lookup:
-    """Resolve the model, and look up its bundle. Raises the errors of `resolver.resolve` and `check_arguments`."""
+) -> BundleLookup:
+    """Resolve the model, and look up its bundle. Raises the errors of `resolver.look_up_for_start` and `check_arguments`."""
     accepts = accept_any if untrusted else None
-    return resolver.resolve(
+    return resolver.look_up_for_start(
         model,
         check_arguments(vllm_args),
         cache=open_cache(cache_dir),

@@ -71,7 +71,7 @@ def serve(
         model, vllm_args, revision=revision, offline=offline, cache_dir=cache_dir, untrusted=untrusted
     )
     if weights_from is not None:
-        lookup = lookup.drop_weights()
+        lookup = lookup.accept_nearest_without_weights()
     if lookup.bundle is None and on_miss == "materialize":
         MaterializationPlan(lookup, Options()).run(on_progress)
         lookup = lookup.refresh()

@@ -25,7 +25,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.weights import PacedFetch, WeightsRequest
 from coldstart.errors import CommandFailedError
 from coldstart.models import resolution
-from coldstart.models.inspection import Lookup
+from coldstart.models.inspection import BundleLookup
 from coldstart.models.resolution import ResolvedModel, weight_files
 from coldstart.system import paths, runtime, secrets
 from coldstart.vllm import gpu_starts
@@ -79,7 +79,7 @@ class ServerWeights:
 
 
 def choose_weights_source(
-    lookup: Lookup,
+    lookup: BundleLookup,
     source: str | None = None,
     pace: PacedFetch | None = None,
     listen: Sequence[str] = (),
@@ -118,7 +118,9 @@ def choose_weights_source(
     return ServerWeights(model, arguments, identity, request, fallbacks)
 
 
-def _take_preloaded(lookup: Lookup, model: ResolvedModel, own: list[str]) -> tuple[list[Fallback], list[str]]:
+def _take_preloaded(
+    lookup: BundleLookup, model: ResolvedModel, own: list[str]
+) -> tuple[list[Fallback], list[str]]:
     """Return the vLLM arguments that map the weights of a `vllm preload` daemon, or a fallback and `own`.
 
     The digest of the weights names the directory of the daemon's sockets, because vLLM compares only file headers, and would
@@ -126,7 +128,7 @@ def _take_preloaded(lookup: Lookup, model: ResolvedModel, own: list[str]) -> tup
     """
     limit = gpu_starts.find_preload_limit(lookup.vllm_args, on_cpu=runtime.targets_cpu())
     if limit is None and (lookup.bundle is None or model.path is None):
-        limit = "no bundle records the digest of the weights", lookup.format_materialize()
+        limit = "no bundle records the digest of the weights", lookup.format_materialize_command()
     if limit is None and model.path is not None:
         digest = weights.read_or_compute_digest(model.path, lookup.cache.weights)
         place = paths.runtime_dir() / f"preload-{digest.removeprefix('sha256:')[:16]}"

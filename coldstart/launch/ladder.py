@@ -70,7 +70,7 @@ def _choose_reason(mode: StartMode, one: ServerStart, why: Reason) -> Reason:
 
 
 def _create_fallback(mode: StartMode, one: ServerStart, why: Reason) -> Fallback:
-    model = shlex.quote(one.request.lookup.model.argument)
+    model = shlex.quote(one.request.lookup.model.cli_argument)
     return Fallback(mode.name, why.reason, re.sub(r"\bMODEL\b", lambda _: model, why.hint))
 
 

@@ -128,7 +128,7 @@ class TemplateMode(StartMode):
         reason = f"no {self.name} is running for {model}"
         if any(template.model == model and template.level in self.levels for template in listed):
             reason = f"the running {self.name} for {model} was started with other arguments or versions"
-        return Reason(reason, start.request.lookup.format_template(self.levels[0]))
+        return Reason(reason, start.request.lookup.format_template_command(self.levels[0]))
 
     def launch(self, start: ServerStart) -> ReadyServer:
         """Make the template fork the server, or wake its engine to act as one. Raises the same errors as `StartMode.launch`."""
@@ -239,7 +239,7 @@ class SnapshotMode(StartMode):
             ).is_dir()
         ):
             return None
-        return Reason("the bundle has no snapshot", lookup.format_materialize("--snapshot"))
+        return Reason("the bundle has no snapshot", lookup.format_materialize_command("--snapshot"))
 
     def launch(self, start: ServerStart) -> ReadyServer:
         """Start the server from a restored template on the CPU, or with `vllm snapshot` on a GPU."""

@@ -18,7 +18,7 @@ from coldstart.contract.weights import PacedFetch
 from coldstart.launch import fetch, prepare, scheduler
 from coldstart.launch.scheduler import STOCK
 from coldstart.models import inspection, resolution
-from coldstart.models.inspection import Lookup
+from coldstart.models.inspection import BundleLookup
 from coldstart.scheduling.settings import SchedulerSettings
 from coldstart.system import runtime, start_progress
 
@@ -62,7 +62,7 @@ class ServeRequest:
     - `on_progress`: called with each progress report of the server.
     """
 
-    lookup: Lookup
+    lookup: BundleLookup
     listen: Sequence[str] = ()
     mode: str = "auto"
     without_bundle: bool = False
@@ -100,7 +100,7 @@ def plan(request: ServeRequest) -> LaunchPlan:
         # Report missing weights before a missing bundle, which could not be built without them.
         resolution.check_weights(lookup.model)
     signed_by = request.trust if request.require_signature else None
-    missing = inspection.require_bundle(lookup, bundle=not request.without_bundle, signed_by=signed_by)
+    missing = inspection.check_bundle(lookup, is_required=not request.without_bundle, signed_by=signed_by)
     weights = fetch.choose_weights_source(lookup, request.weights_from, request.weights_pace, request.listen)
     if lookup.bundle is None:
         planned = prepare.plan_without_bundle(lookup, weights, missing)

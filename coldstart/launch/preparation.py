@@ -21,7 +21,7 @@ from coldstart.errors import ColdstartError, CommandFailedError, UsageError
 from coldstart.launch import template_pool, up_records
 from coldstart.launch.modes import LADDER, TemplateMode
 from coldstart.launch.template_pool import RunningTemplate
-from coldstart.models.inspection import Lookup
+from coldstart.models.inspection import BundleLookup
 from coldstart.system.devices import parking
 from coldstart.system.paths import Cache
 
@@ -44,7 +44,7 @@ class Preparation:
 
 
 def prepare_fastest(
-    lookup: Lookup, plan: LaunchPlan, phase: Phase, timeout_s: float | None = None
+    lookup: BundleLookup, plan: LaunchPlan, phase: Phase, timeout_s: float | None = None
 ) -> Preparation:
     """Prepare the fastest start mode that works for `plan`. The failures of faster modes are returned in `failures`.
 
@@ -79,11 +79,11 @@ def list_prepared(cache: Cache) -> Iterator[RunningTemplate]:
 
 
 def _prepare_template(
-    level: str, lookup: Lookup, plan: LaunchPlan, phase: Phase, timeout_s: float
+    level: str, lookup: BundleLookup, plan: LaunchPlan, phase: Phase, timeout_s: float
 ) -> tuple[RunningTemplate, bool]:
     if (usable := _find_usable(level, lookup, plan)) is not None:
         return usable, False
-    owner = (up_records.identify_store(lookup.cache), lookup.model.argument, str(lookup.model.path))
+    owner = (up_records.identify_store(lookup.cache), lookup.model.cli_argument, str(lookup.model.path))
     try:
         with phase(f"start a template ({level})"):
             return start_template(level, plan, lookup.model.name, timeout_s, owner=owner), True
@@ -94,7 +94,7 @@ def _prepare_template(
         return usable, False
 
 
-def _find_usable(level: str, lookup: Lookup, plan: LaunchPlan) -> RunningTemplate | None:
+def _find_usable(level: str, lookup: BundleLookup, plan: LaunchPlan) -> RunningTemplate | None:
     """Return a running template that fits the plan, or None. A template that no longer fits is stopped.
 
     Raises CommandFailedError if a template of a different model has the same key.

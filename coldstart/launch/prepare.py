@@ -26,7 +26,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.graphs.errors import GraphError
 from coldstart.launch import caches, fetch
 from coldstart.models import inspection
-from coldstart.models.inspection import Lookup
+from coldstart.models.inspection import BundleLookup
 from coldstart.system import paths, runtime
 from coldstart.system.dry_run import is_dry_run
 from coldstart.system.proc.processes import read_available_memory
@@ -58,7 +58,7 @@ def build_base_env(caches: Path) -> dict[str, str]:
     return {"VLLM_CACHE_ROOT": str(caches), "VLLM_NO_USAGE_STATS": "1"}
 
 
-def plan_without_bundle(lookup: Lookup, weights: fetch.ServerWeights, reason: str) -> LaunchPlan:
+def plan_without_bundle(lookup: BundleLookup, weights: fetch.ServerWeights, reason: str) -> LaunchPlan:
     """Build the plan of a start without a bundle. `reason` explains why there is none."""
     return LaunchPlan(
         weights.arguments,
@@ -206,7 +206,7 @@ def write_modelinfos(info: Mapping[str, Any], cache_root: Path) -> None:
 
 
 def plan_with_bundle(
-    lookup: Lookup,
+    lookup: BundleLookup,
     bundle: Bundle,
     weights: fetch.ServerWeights,
     *,

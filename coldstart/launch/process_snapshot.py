@@ -298,7 +298,7 @@ def freeze_runtime(cache: Cache, timeout: float) -> Path:
     """
     _require_criu("runtime")
     image = runtime_image.choose_image_directory(cache.runtimes)
-    model = tiny.build("tiny-llama", cache.models)
+    model = tiny.build_tiny_model("tiny-llama", cache.models)
     # Use the variables of a start from a bundle, because Inductor reads them when it is imported.
     caches = cache.vllm_cache_dir(image.name)
     env = prepare.build_base_env(caches) | prepare.build_inductor_env(caches)

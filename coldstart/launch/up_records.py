@@ -24,7 +24,7 @@ from coldstart.artifacts import canonical, files
 from coldstart.contract.arguments import group_by_flag
 from coldstart.contract.environment import VLLM_API_KEY
 from coldstart.models.aliases import ALIASES, NAMES
-from coldstart.models.inspection import Lookup
+from coldstart.models.inspection import BundleLookup
 from coldstart.system import paths
 from coldstart.system.paths import Cache
 from coldstart.system.proc import processes
@@ -130,17 +130,17 @@ def identify_store(cache: Cache) -> str:
     return hashlib.sha256(home.encode()).hexdigest()[:8]
 
 
-def find_directory(lookup: Lookup) -> UpDirectory:
+def find_directory(lookup: BundleLookup) -> UpDirectory:
     """Return the directory of the lookup's model. Raises UsageError under the same conditions as `paths.runtime_dir`."""
-    model = hashlib.sha256(str(lookup.model.path or lookup.model.argument).encode()).hexdigest()[:8]
+    model = hashlib.sha256(str(lookup.model.path or lookup.model.cli_argument).encode()).hexdigest()[:8]
     return UpDirectory(_root() / f"{identify_store(lookup.cache)}-{model}")
 
 
-def create_own_record(lookup: Lookup) -> UpRecord:
+def create_own_record(lookup: BundleLookup) -> UpRecord:
     """Create a record, before the server starts, that names this process as the supervisor of the lookup's server."""
     pid, model, salt = os.getpid(), lookup.model, randomness.token_hex()
     return UpRecord(
-        model.argument,
+        model.cli_argument,
         str(model.path),
         lookup.key.digest,
         pid,
@@ -150,7 +150,7 @@ def create_own_record(lookup: Lookup) -> UpRecord:
     )
 
 
-def digest_settings(lookup: Lookup, salt: str) -> dict[str, str]:
+def digest_settings(lookup: BundleLookup, salt: str) -> dict[str, str]:
     """Return a salted digest of each server setting, by option name. The name of the API key is API_KEY.
 
     With these digests, settings can be compared without storing secrets.
@@ -165,7 +165,7 @@ def digest_settings(lookup: Lookup, salt: str) -> dict[str, str]:
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
 
 
-def list_differences(running: UpRecord, lookup: Lookup) -> list[str]:
+def list_differences(running: UpRecord, lookup: BundleLookup) -> list[str]:
     """Return the names of the settings that differ between a running server and the lookup's arguments."""
     asked = digest_settings(lookup, running.salt)
     every = {*running.settings, *asked}

@@ -26,7 +26,7 @@ from coldstart.errors import CommandFailedError, LaunchRefusedError, describe_re
 from coldstart.launch.completions import CompletionClient, CompletionFailedError
 from coldstart.launch.listening import DEFAULT_HOST, DEFAULT_PORT
 from coldstart.launch.server_process import ReadyServer
-from coldstart.models.inspection import Lookup
+from coldstart.models.inspection import BundleLookup
 from coldstart.system import timeline
 from coldstart.system.snapshot import runtime_image
 from coldstart.vllm import gpu_starts
@@ -75,16 +75,16 @@ def find_missing_requirement(start: ServerStart) -> Limit | None:
     if limit := gpu_starts.find_snapshot_limit(given, model.repo_id, model.revision, os.environ):
         return limit
     if lookup.bundle is None or not has_snapshot(lookup, lookup.bundle):
-        return "vLLM has no snapshot of this bundle", lookup.format_materialize("--snapshot")
+        return "vLLM has no snapshot of this bundle", lookup.format_materialize_command("--snapshot")
     return None
 
 
-def has_snapshot(lookup: Lookup, bundle: Bundle) -> bool:
+def has_snapshot(lookup: BundleLookup, bundle: Bundle) -> bool:
     """Return whether vLLM has written a complete snapshot of the bundle's engine."""
     return (_place(lookup, bundle) / MANIFEST).is_file()
 
 
-def create_snapshot(lookup: Lookup, bundle: Bundle) -> None:
+def create_snapshot(lookup: BundleLookup, bundle: Bundle) -> None:
     """Start the engine of `bundle`, and write a snapshot of it with `vllm snapshot create`.
 
     Raises:
@@ -111,7 +111,7 @@ def restore_server(start: ServerStart) -> ReadyServer:
     lookup, given = start.request.lookup, start.plan.vllm_args
     assert lookup.bundle is not None, "the caller did not check find_missing_requirement()"
     lookup.bundle.require_trust("compile", start.request.trust)
-    place, again = _place(lookup, lookup.bundle), lookup.format_materialize("--snapshot", "--force")
+    place, again = _place(lookup, lookup.bundle), lookup.format_materialize_command("--snapshot", "--force")
     if (reason := ownership.ensure_private_directory(place)) is not None:
         raise LaunchRefusedError(
             f"cannot restore the snapshot: its directory is not private: {reason}", again
@@ -171,11 +171,11 @@ def _find_address(given: Arguments) -> tuple[str, int]:
     return str(given.value("host") or DEFAULT_HOST), given.number("port", DEFAULT_PORT)
 
 
-def _place(lookup: Lookup, bundle: Bundle) -> Path:
+def _place(lookup: BundleLookup, bundle: Bundle) -> Path:
     return runtime_image.choose_engine_image_directory(lookup.cache.runtimes, bundle.digest)
 
 
-def _engine(lookup: Lookup) -> list[str]:
+def _engine(lookup: BundleLookup) -> list[str]:
     model = lookup.model
     return gpu_starts.build_engine_arguments(
         model.repo_id or "", model.revision or "", model.name, lookup.vllm_args

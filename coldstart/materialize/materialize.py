@@ -17,7 +17,7 @@ from coldstart.launch import fetch, prepare, process_snapshot, vllm_snapshot
 from coldstart.launch.modes import SNAPSHOT
 from coldstart.materialize.options import Options, Phase, no_progress
 from coldstart.models import inspection, resolution
-from coldstart.models.inspection import Lookup
+from coldstart.models.inspection import BundleLookup
 from coldstart.system import paths, probes, runtime
 from coldstart.system.proc.scratch import create_owned_directory
 from coldstart.system.snapshot import criu, runtime_image
@@ -34,7 +34,7 @@ def create_workspace(root: Path) -> AbstractContextManager[Path]:
     return create_owned_directory(root, patience_s=_PATIENCE_S)
 
 
-def materialize(requested: Lookup, options: Options, phase: Phase) -> Bundle:
+def materialize(requested: BundleLookup, options: Options, phase: Phase) -> Bundle:
     """Build and publish the bundle, or return the existing one. `phase` is entered around each stage to show progress.
 
     Raises:
@@ -59,7 +59,7 @@ def materialize(requested: Lookup, options: Options, phase: Phase) -> Bundle:
     return bundle
 
 
-def _make(lookup: Lookup, options: Options, phase: Phase) -> Bundle:
+def _make(lookup: BundleLookup, options: Options, phase: Phase) -> Bundle:
     # These modules import numpy and cryptography, which no other use of this module needs.
     from coldstart.artifacts import sign
     from coldstart.materialize.assembly import Assembly
@@ -79,7 +79,7 @@ def _make(lookup: Lookup, options: Options, phase: Phase) -> Bundle:
             return draft.publish(assembly.build_provenance(), signer=sign.load_host_key(paths.state_dir()))
 
 
-def has_snapshot(lookup: Lookup, bundle: Bundle | None) -> bool:
+def has_snapshot(lookup: BundleLookup, bundle: Bundle | None) -> bool:
     """Return whether this machine has a snapshot of an engine that was started from `bundle`."""
     if not runtime.targets_cpu():
         return bundle is not None and vllm_snapshot.has_snapshot(lookup, bundle)
@@ -89,7 +89,7 @@ def has_snapshot(lookup: Lookup, bundle: Bundle | None) -> bool:
     )
 
 
-def add_snapshot(lookup: Lookup, bundle: Bundle, phase: Phase) -> None:
+def add_snapshot(lookup: BundleLookup, bundle: Bundle, phase: Phase) -> None:
     """Start an engine template from `bundle` and create a snapshot of it. On a GPU, vLLM creates the snapshot.
 
     Raises:
@@ -116,7 +116,7 @@ def add_snapshot(lookup: Lookup, bundle: Bundle, phase: Phase) -> None:
 class MaterializationPlan:
     """Model lookup and build options of one materialization."""
 
-    lookup: Lookup
+    lookup: BundleLookup
     options: Options
 
     @property

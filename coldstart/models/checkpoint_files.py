@@ -38,7 +38,7 @@ INDEXES: Mapping[str, str] = {
 _SHOWN = 3
 
 
-def require(path: Path) -> Path:
+def require_regular_file(path: Path) -> Path:
     """Return `path`. Raises UsageError if it exists and is not a regular file."""
     if path.is_file() or not os.path.lexists(path):
         return path
@@ -50,7 +50,7 @@ def require(path: Path) -> Path:
 def open_file(path: Path) -> BufferedReader:
     """Open a file of a model. Raises FileNotFoundError, and UsageError if it is unreadable or is a Git LFS pointer."""
     try:
-        file = files.open_regular(require(path))
+        file = files.open_regular(require_regular_file(path))
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -70,7 +70,7 @@ def hash_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file.
 
     Raises the errors of `open_file`, and UsageError if the file does not contain a JSON object within the limits.
@@ -136,7 +136,7 @@ def read_index(directory: Path, suffix: str = ".safetensors") -> dict[str, str]:
     path = directory / INDEXES.get(suffix, "")
     if suffix not in INDEXES or not os.path.lexists(path):
         return {}
-    return dict(_read_weight_map(require(path)))
+    return dict(_read_weight_map(require_regular_file(path)))
 
 
 def list_indexes(directory: Path) -> list[Path]:
@@ -146,7 +146,7 @@ def list_indexes(directory: Path) -> list[Path]:
 
 @cache_by_state
 def _read_weight_map(path: Path) -> dict[str, str]:
-    named = read_object(path).get("weight_map")
+    named = read_json_object(path).get("weight_map")
     if not isinstance(named, dict) or not all(file and isinstance(file, str) for file in named.values()):
         raise UsageError(f"{path}: weight_map does not map tensors to files", hint=AGAIN)
     return named
@@ -159,12 +159,12 @@ def select_files(directory: Path, files: Sequence[Path]) -> list[Path]:
     return [file for file in files if file.name in named] or list(files)
 
 
-def list_entries(file: Path, index: Mapping[str, str]) -> list[TensorEntry]:
+def list_tensors(file: Path, index: Mapping[str, str]) -> list[TensorEntry]:
     """Return the tensors of a safetensors file, except copies of tensors that `index` assigns to another file."""
     return [entry for entry in read_header(file) if index.get(entry.name, file.name) == file.name]
 
 
-def check(directory: Path, files: Sequence[Path]) -> None:
+def check_weight_files(directory: Path, files: Sequence[Path]) -> None:
     """Check that every file that the index names exists, and that no selected file is truncated, invalid or a Git LFS pointer.
 
     vLLM itself compares the tensors with the model when it loads them.

@@ -98,7 +98,9 @@ def fetch(repo_id: str, revision: str | None, offline: bool, part: Part) -> Path
             if directory != cached:
                 _record(directory, revision)
             return directory
-    missing = [] if cached is None or part == "configuration" else list_missing(cached, weights=part == "all")
+    missing = (
+        [] if cached is None or part == "configuration" else list_missing_files(cached, weights=part == "all")
+    )
     if cached is not None and (not missing or is_dry_run()):
         if failure is not None:
             copy = f"the copy of {repo_id} in the local cache is used (commit {cached.name})"
@@ -139,7 +141,7 @@ def _download(repo_id: str, info: ModelInfo, part: Part) -> Path:
     return directory
 
 
-def list_missing(directory: Path, *, weights: bool = True) -> list[str]:
+def list_missing_files(directory: Path, *, weights: bool = True) -> list[str]:
     """Return the names of the files that a snapshot directory lacks, according to its own links and indexes."""
     missing = {
         str(path.relative_to(directory))

@@ -31,13 +31,13 @@ _Section = TypeVar("_Section")
 
 
 @dataclass(frozen=True)
-class Lookup:
+class BundleLookup:
     """Model, vLLM arguments, their bundle key, and the bundle of that key or the nearest bundle with its mismatches.
 
     Each command creates one lookup and passes it on, so the model, the arguments and the cache are resolved once.
-    ``lender`` is the bundle that recorded ``vllm_args``, or None if the user typed them. ``offline`` forbids downloads.
-    ``accepts`` decides which bundles can be used (None: `trust`; `bundle.accept_any`: any). ``untrusted`` is a bundle of
-    this key that was not accepted. ``notes`` explain the choice to the user.
+    ``arguments_bundle`` is the bundle that recorded ``vllm_args``, or None if the user typed them. ``offline`` forbids
+    downloads. ``accepts`` decides which bundles can be used (None: `trust`; `bundle.accept_any`: any). ``untrusted`` is a
+    bundle of this key that was not accepted. ``notes`` explain the choice to the user.
     """
 
     model: ResolvedModel
@@ -50,7 +50,7 @@ class Lookup:
     offline: bool = False
     accepts: TrustCheck | None = None
     untrusted: Bundle | None = None
-    lender: Bundle | None = None
+    arguments_bundle: Bundle | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -58,28 +58,29 @@ class Lookup:
         """Return the bundle store of the cache."""
         return Store(self.cache.bundles)
 
-    def format_materialize(self, *options: str) -> str:
+    def format_materialize_command(self, *options: str) -> str:
         """Return the command line that builds the bundle, with additional `options`."""
         return self.format_command("materialize", *options)
 
-    def format_template(self, level: str) -> str:
+    def format_template_command(self, level: str) -> str:
         """Return the command line that starts a template of this `level` for the lookup.
 
         It specifies the bundle version that recorded the arguments, because the newest bundle can have other arguments.
         """
-        if self.lender is None or self.model.argument != self.lender.name:  # a directory has no versions
+        if self.arguments_bundle is None or self.model.cli_argument != self.arguments_bundle.name:
+            # A directory has no versions.
             return self.format_command("template start", "--level", level)
-        reference = f"{self.lender.name}:v{self.lender.version}"
+        reference = f"{self.arguments_bundle.name}:v{self.arguments_bundle.version}"
         return shlex.join(["coldstart", "template", "start", reference, "--level", level])
 
     def format_command(self, name: str, *options: str) -> str:
         """Return the command line of the subcommand `name` with this model and these arguments."""
-        words = ["coldstart", *name.split(), self.model.argument, *options]
+        words = ["coldstart", *name.split(), self.model.cli_argument, *options]
         return shlex.join(
             [*words, "--", *secrets.redact_arguments(self.vllm_args)] if self.vllm_args else words
         )
 
-    def refresh(self) -> Lookup:
+    def refresh(self) -> BundleLookup:
         """Repeat the lookup of the same key, for example after another process published the bundle."""
         try:
             bundle = self.store.find_by_key(self.key, name=self.model.name, trust=self.accepts or trust)
@@ -97,7 +98,7 @@ class Lookup:
         notes = (*describe_distrust(bundle), *_explain_skipped_versions(self.store, bundle))
         return replace(self, bundle=bundle, nearest=None, mismatches=(), untrusted=None, notes=notes)
 
-    def drop_weights(self) -> Lookup:
+    def accept_nearest_without_weights(self) -> BundleLookup:
         """Return the lookup, and accept the nearest bundle if the model has no weights and only the weight layout differs."""
         if self.bundle is not None or self.nearest is None or self._differing != {"model.weights"}:
             return self
@@ -127,15 +128,15 @@ def look_up(
     offline: bool = False,
     revision: str | None = None,
     accepts: TrustCheck | None = None,
-) -> Lookup:
+) -> BundleLookup:
     """Compose the bundle key of the model ``word`` on this machine, and look up an accepted bundle.
 
     Raises the same errors as `resolution.resolve`.
     """
     cache, arguments = cache or Cache.at(), Arguments(vllm_args)
     model = resolution.resolve(word, revision=revision, offline=offline, cache=cache)
-    key = keys.compose(model, arguments)
-    return Lookup(model, arguments, cache, key, offline=offline, accepts=accepts).refresh()
+    key = keys.compose_key(model, arguments)
+    return BundleLookup(model, arguments, cache, key, offline=offline, accepts=accepts).refresh()
 
 
 def describe_distrust(chosen: Bundle) -> Iterator[str]:
@@ -163,12 +164,12 @@ def _explain_skipped_versions(store: Store, chosen: Bundle) -> Iterator[str]:
             yield f"{other.name}:v{other.version} was skipped in favor of v{chosen.version}: {why}"
 
 
-def build_miss_error(lookup: Lookup, use: Callable[[Arguments], str] | None = None) -> NoBundleError:
+def build_miss_error(lookup: BundleLookup, use: Callable[[Arguments], str] | None = None) -> NoBundleError:
     """Build the error for a lookup without a bundle, with the nearest bundle, the differences, and commands as a hint.
 
     `use` formats the command that starts the model with the nearest bundle's arguments; the default is `coldstart serve`.
     """
-    create = lookup.format_materialize()
+    create = lookup.format_materialize_command()
     if lookup.untrusted is not None:
         untrusted = lookup.untrusted
         # A bundle that was found without arguments records its own. They are not shown, because they can name code to load.
@@ -186,8 +187,11 @@ def build_miss_error(lookup: Lookup, use: Callable[[Arguments], str] | None = No
             f"{summary}; the store has no other bundle for this model",
             hint=f"{create}; or fetch a bundle: coldstart pull ADDRESS",
         )
-    if differ_in_arguments(lookup.mismatches) and (recorded := read_arguments(nearest)) is not None:
-        serve = ["coldstart", "serve", lookup.model.argument, "--", *recorded]
+    if (
+        differ_only_in_arguments(lookup.mismatches)
+        and (recorded := read_recorded_arguments(nearest)) is not None
+    ):
+        serve = ["coldstart", "serve", lookup.model.cli_argument, "--", *recorded]
         create = f"{shlex.join(serve) if use is None else use(recorded)}, or {create}"
     differences = map(_difference, lookup.mismatches)
     detail = f"the nearest bundle, {nearest.name}:v{nearest.version}, differs in"
@@ -202,21 +206,21 @@ def _difference(one: Mismatch) -> str:
     return f"--{option}: {found} in the bundle, {wanted} requested"
 
 
-def differ_in_arguments(mismatches: Iterable[Mismatch]) -> bool:
+def differ_only_in_arguments(mismatches: Iterable[Mismatch]) -> bool:
     """Return whether all mismatches are in vLLM's arguments."""
     return all(one.field.startswith(keys.ENGINE) for one in mismatches)
 
 
-def require_bundle(lookup: Lookup, *, bundle: bool, signed_by: TrustCheck | None = None) -> str:
+def check_bundle(lookup: BundleLookup, *, is_required: bool, signed_by: TrustCheck | None = None) -> str:
     """Return the reason why the lookup has no bundle, or "" if it has one.
 
     Raises:
-        NoBundleError: The lookup has no bundle, and `bundle` is true.
+        NoBundleError: The lookup has no bundle, and `is_required` is true.
         CommandFailedError: `signed_by` does not accept the bundle.
     """
     if lookup.bundle is None:
         missing = build_miss_error(lookup)
-        if bundle:
+        if is_required:
             raise missing
         summary, *differences = missing.lines
         return f"{summary} {'; '.join(differences)}".rstrip()
@@ -228,7 +232,7 @@ def require_bundle(lookup: Lookup, *, bundle: bool, signed_by: TrustCheck | None
     return ""
 
 
-def read_arguments(bundle: Bundle) -> Arguments | None:
+def read_recorded_arguments(bundle: Bundle) -> Arguments | None:
     """Return the recorded vLLM arguments, or None if the bundle is untrusted or its arguments contain a redacted secret."""
     if not trust(bundle).ok:
         return None
@@ -275,7 +279,7 @@ def read_proof(bundle: Bundle) -> ProofStart | None:
     return _read_section(bundle, "stages", ProofStart)
 
 
-def list_unprofiled_sizes(bundle: Bundle) -> dict[str, list[int]]:
+def list_unprofiled_batch_sizes(bundle: Bundle) -> dict[str, list[int]]:
     """Return the batch sizes of each latency curve that were not profiled within the time limit."""
     left = (_read_section(bundle, "iterations", _Iterations) or _Iterations()).left_out
     return {curve: sizes for curve, sizes in left.items() if sizes}

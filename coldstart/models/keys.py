@@ -55,20 +55,20 @@ _PROCESSOR_FILES = (
 )
 
 
-def compose(model: ResolvedModel, vllm_args: Arguments) -> Key:
+def compose_key(model: ResolvedModel, vllm_args: Arguments) -> Key:
     """Compose the bundle key of ``model`` with the given vLLM arguments on this machine, in this environment.
 
     Raises:
         ColdstartError: vLLM is not installed.
         UsageError: The weights are unreadable.
     """
-    engine = relevance.engine_fields(vllm_args.normal)
-    return Key(machine_fields() | _prefix("model", model_fields(model)) | _prefix("engine", engine))
+    engine = relevance.select_engine_fields(vllm_args.normal)
+    return Key(read_machine_fields() | _prefix("model", read_model_fields(model)) | _prefix("engine", engine))
 
 
-def machine_fields() -> dict[str, Scalar]:
+def read_machine_fields() -> dict[str, Scalar]:
     """Return the key fields that depend on this machine. Raises ColdstartError if vLLM is not installed."""
-    device = hardware_fields(on_cpu=runtime.targets_cpu())
+    device = read_hardware_fields(on_cpu=runtime.targets_cpu())
     return _prefix("hardware", device) | _prefix("runtime", runtime.read_runtime_fields())
 
 
@@ -79,11 +79,11 @@ def _prefix(group: str, fields: Mapping[str, Scalar]) -> dict[str, Scalar]:
 def replace_arguments(key: Key, vllm_args: Arguments) -> Key:
     """Return a copy of `key` with the engine fields of `vllm_args`, without reading the model or the machine again."""
     fields = {name: value for name, value in key.fields.items() if not name.startswith(ENGINE)}
-    engine = relevance.engine_fields(vllm_args.normal)
+    engine = relevance.select_engine_fields(vllm_args.normal)
     return Key(fields | _prefix("engine", engine))
 
 
-def hardware_fields(*, on_cpu: bool) -> dict[str, Scalar]:
+def read_hardware_fields(*, on_cpu: bool) -> dict[str, Scalar]:
     """Return the hardware fields that affect the artifacts of a CPU engine (`on_cpu`) or a GPU engine.
 
     The key of a CPU engine contains the number of usable CPUs: Inductor uses it to choose the depth of parallel loops
@@ -95,14 +95,14 @@ def hardware_fields(*, on_cpu: bool) -> dict[str, Scalar]:
     return cpu if on_cpu else {"cpu.machine": cpu["cpu.machine"], **hardware.read_gpu_fields()}
 
 
-def model_fields(model: ResolvedModel) -> dict[str, Scalar]:
+def read_model_fields(model: ResolvedModel) -> dict[str, Scalar]:
     """Return the model fields without the `model.` prefix: architecture, revision, digests of config, weights and tokenizer."""
     local = model.path if model.revision is None else None
     return {
         "architecture": ",".join(model.config.get("architectures") or []) or None,
         "config": _digest({name: value for name, value in model.config.items() if name not in _INCIDENTAL}),
         "revision": model.revision,
-        "weights": layout_digest(local) if local else None,
+        "weights": compute_layout_digest(local) if local else None,
         "tokenizer": _digest(_hash_files(local, _TOKENIZER_FILES)) if local else None,
         **(_extra(local) if local else {}),
     }
@@ -121,7 +121,7 @@ def _hash_files(directory: Path, names: Iterable[str]) -> dict[str, str]:
     return {name: checkpoint_files.hash_file(path) for name, path in paths.items()}
 
 
-def layout_digest(directory: Path) -> str | None:
+def compute_layout_digest(directory: Path) -> str | None:
     """Return the digest of {tensor: (dtype, shape)} of all safetensors files, or of file names and sizes for other formats.
 
     Return None for a directory without weights. Tensor values are not read, because they do not affect compiled code.
@@ -135,7 +135,7 @@ def layout_digest(directory: Path) -> str | None:
     index = checkpoint_files.read_index(directory)
     for file in files:
         layout.update(
-            {entry.name: (entry.dtype, entry.shape) for entry in checkpoint_files.list_entries(file, index)}
+            {entry.name: (entry.dtype, entry.shape) for entry in checkpoint_files.list_tensors(file, index)}
         )
     return _digest(layout)
 

@@ -88,7 +88,7 @@ _CONTENT = "content@sha256:"
 _PATH = re.compile(r"(/|~|\.\.?/|[A-Za-z]:[\\/])")
 
 
-def engine_fields(arguments: Mapping[str, object]) -> dict[str, Scalar]:
+def select_engine_fields(arguments: Mapping[str, object]) -> dict[str, Scalar]:
     """Return the relevant ``arguments`` as flat key fields, without the ``engine.`` prefix."""
     relevant = {
         name.replace("-", "_"): value for name, value in arguments.items() if _is_relevant(name, value)

@@ -47,7 +47,7 @@ class ResolvedModel:
         return weight_files(self.path) if self.path is not None else []
 
     @property
-    def argument(self) -> str:
+    def cli_argument(self) -> str:
         """Return the command-line argument that selects this model."""
         known = self.name in NAMES or self.repo_id is not None
         return self.name if known or self.path is None else str(self.path)
@@ -66,13 +66,13 @@ def resolve(
         UsageError: The model does not exist or its configuration is unreadable (exit code 2).
         AuthRequiredError: The hub denies access, or ``offline`` is set and the configuration is not cached (exit code 4).
     """
-    if revision is not None and is_local(model):
+    if revision is not None and is_local_model(model):
         raise UsageError(
             f"cannot use --revision {revision}: the model {model} is local and has no revisions",
             hint="omit --revision",
         )
     if model in tiny.NAMES:
-        return _local(model, tiny.build(model, (cache or Cache.at()).models))
+        return _local(model, tiny.build_tiny_model(model, (cache or Cache.at()).models))
     directory = paths.expand_user(model)
     if directory.is_dir():
         return _local(None, directory.resolve())
@@ -92,12 +92,12 @@ def is_repo_id(word: str) -> bool:
     return bool(_REPO_ID.fullmatch(word)) and not word.startswith(("./", "../", "~", "/"))
 
 
-def names_model(word: str) -> bool:
+def is_known_model(word: str) -> bool:
     """Return whether ``word`` is a model that coldstart knows without the hub: built-in, alias or directory."""
-    return word.lower() in NAMES or is_local(word)
+    return word.lower() in NAMES or is_local_model(word)
 
 
-def is_local(word: str) -> bool:
+def is_local_model(word: str) -> bool:
     """Return whether ``word`` is a local model without revisions: a built-in tiny model or a directory."""
     return word in tiny.NAMES or paths.expand_user(word).is_dir()
 
@@ -112,14 +112,14 @@ def ensure_weights(model: ResolvedModel, *, offline: bool = False) -> ResolvedMo
     if model.repo_id is not None:
         model = replace(model, path=hub.fetch(model.repo_id, model.revision, offline, "all"))
         if is_dry_run():
-            return model  # files that a start downloads may be missing: see `list_missing`
+            return model  # files that a start downloads may be missing: see `list_missing_files`
     if not model.weight_files:
         partial = next(model.path.rglob("*.incomplete"), None) if model.path is not None else None
         raise UsageError(
             f"cannot load {model.name}: it has a configuration but no weights ({', '.join(hub.WEIGHT_PATTERNS)})"
             f"{f'; the download of {partial.name} is incomplete' if partial else ''}",
             hint="add weights to the directory, or use random weights: coldstart materialize "
-            f"{model.argument} -- --load-format dummy",
+            f"{model.cli_argument} -- --load-format dummy",
         )
     check_weights(model)
     return model
@@ -136,10 +136,12 @@ def ensure_tokenizer(model: ResolvedModel, *, offline: bool = False) -> Resolved
     return model
 
 
-def list_missing(model: ResolvedModel, *, weights: bool = True) -> list[str]:
+def list_missing_files(model: ResolvedModel, *, weights: bool = True) -> list[str]:
     """Return the names of files that a start of a hub model would download, according to the cached files."""
     return (
-        [] if model.repo_id is None or model.path is None else hub.list_missing(model.path, weights=weights)
+        []
+        if model.repo_id is None or model.path is None
+        else hub.list_missing_files(model.path, weights=weights)
     )
 
 
@@ -154,7 +156,7 @@ def weight_files(directory: Path) -> list[Path]:
     for pattern in hub.WEIGHT_PATTERNS:
         if files := sorted(directory.glob(pattern)):
             for file in files:
-                checkpoint_files.require(file)
+                checkpoint_files.require_regular_file(file)
             return checkpoint_files.select_files(directory, files)
     return []
 
@@ -166,7 +168,7 @@ def check_weights(model: ResolvedModel) -> None:
         UsageError: The weights cannot be loaded.
     """
     if model.path is not None:
-        checkpoint_files.check(model.path, model.weight_files)
+        checkpoint_files.check_weight_files(model.path, model.weight_files)
 
 
 def _local(name: str | None, directory: Path) -> ResolvedModel:
@@ -193,7 +195,7 @@ def _name(text: str) -> str:
 def _read_config(directory: Path) -> Mapping[str, Any]:
     path = directory / "config.json"
     try:
-        config = checkpoint_files.read_object(path)
+        config = checkpoint_files.read_json_object(path)
     except FileNotFoundError as error:
         message = f"cannot read the model in {directory}: it contains no config.json"
         hint = "pass a directory that contains config.json"

@@ -17,14 +17,14 @@ from coldstart.artifacts.key import compare_keys
 from coldstart.artifacts.store import BundleNotFoundError, Store
 from coldstart.errors import UsageError
 from coldstart.models import inspection, keys, resolution
-from coldstart.models.inspection import Lookup
+from coldstart.models.inspection import BundleLookup
 from coldstart.system.paths import Cache
 
 _VERSION_OR_DIGEST = re.compile(r".+(:v[1-9]\d*|@sha256:[0-9a-f]+)")
 _WEIGHTS = "model.weights"
 
 
-def resolve(
+def look_up_for_start(
     word: str,
     vllm_args: Sequence[str] | None = (),
     *,
@@ -32,7 +32,7 @@ def resolve(
     offline: bool = False,
     revision: str | None = None,
     accepts: TrustCheck | None = None,
-) -> Lookup:
+) -> BundleLookup:
     """Look up the model or bundle version `word` for a server start.
 
     If `vllm_args` is None, use the arguments that the bundle records.
@@ -40,26 +40,26 @@ def resolve(
     Raises the errors of `inspection.look_up`, BundleNotFoundError and AmbiguousReferenceError, and UsageError for the
     bundle of a model directory, because the bundle does not record its path.
     """
-    is_version = not resolution.names_model(word) and _VERSION_OR_DIGEST.fullmatch(word)
+    is_version = not resolution.is_known_model(word) and _VERSION_OR_DIGEST.fullmatch(word)
     if bundle := Store(cache.bundles).find_by_reference(word) if is_version else None:
         word, commit = bundle.manifest.provenance.model_name, bundle.key.fields.get("model.revision")
-        if not names_model(word):
+        if not can_be_model(word):
             raise UsageError(
                 f"cannot start {bundle.ref}: its model is a directory called {word}, whose path the bundle does not record",
                 hint="specify the directory: coldstart serve DIR",
             )
-        if isinstance(commit, str) and not resolution.is_local(word):
+        if isinstance(commit, str) and not resolution.is_local_model(word):
             revision = revision or commit
-    typed = inspection.read_arguments(bundle) if bundle and vllm_args is None else vllm_args
+    typed = inspection.read_recorded_arguments(bundle) if bundle and vllm_args is None else vllm_args
     lookup = inspection.look_up(
         word, typed or (), cache=cache, offline=offline, revision=revision, accepts=accepts
     )
     if bundle is not None:
         return _take_version(lookup, bundle, records_arguments=vllm_args is None)
-    return adopt_arguments(lookup) if vllm_args is None else lookup
+    return adopt_recorded_arguments(lookup) if vllm_args is None else lookup
 
 
-def _take_version(lookup: Lookup, bundle: Bundle, *, records_arguments: bool) -> Lookup:
+def _take_version(lookup: BundleLookup, bundle: Bundle, *, records_arguments: bool) -> BundleLookup:
     """Return the lookup restricted to this bundle version, whether or not it fits."""
     lookup = replace(lookup, bundle=None, nearest=None, mismatches=(), untrusted=None, notes=())
     if lookup.key != bundle.key:
@@ -67,7 +67,7 @@ def _take_version(lookup: Lookup, bundle: Bundle, *, records_arguments: bool) ->
     if not (lookup.accepts or inspection.trust)(bundle).ok:
         return replace(lookup, untrusted=bundle)
     notes = tuple(inspection.describe_distrust(bundle))
-    return replace(lookup, bundle=bundle, lender=bundle if records_arguments else None, notes=notes)
+    return replace(lookup, bundle=bundle, arguments_bundle=bundle if records_arguments else None, notes=notes)
 
 
 def find_bundle(
@@ -85,11 +85,13 @@ def find_bundle(
 
     Raises the errors of `Store.find_by_reference` and of `inspection.look_up`, and NoBundleError.
     """
-    if not ((vllm_args or revision) and names_model(word)):
+    if not ((vllm_args or revision) and can_be_model(word)):
         try:
             return Store(cache.bundles).find_by_reference(word, trust=inspection.trust)
         except (BundleNotFoundError, InvalidReferenceError):
-            is_model = resolution.names_model(word) or (asks_hub and not _VERSION_OR_DIGEST.fullmatch(word))
+            is_model = resolution.is_known_model(word) or (
+                asks_hub and not _VERSION_OR_DIGEST.fullmatch(word)
+            )
             if files.is_existing_file(word) or not is_model:
                 raise
     lookup = inspection.look_up(word, vllm_args, cache=cache, offline=offline, revision=revision)
@@ -100,12 +102,12 @@ def find_bundle(
     return lookup.bundle
 
 
-def names_model(word: str) -> bool:
+def can_be_model(word: str) -> bool:
     """Return whether `word` can be a model: it is known locally, or is a repository ID and not a reference with a version."""
-    return resolution.names_model(word) or resolution.is_repo_id(word)
+    return resolution.is_known_model(word) or resolution.is_repo_id(word)
 
 
-def adopt_arguments(lookup: Lookup) -> Lookup:
+def adopt_recorded_arguments(lookup: BundleLookup) -> BundleLookup:
     """Return the lookup with the arguments of the newest trusted bundle of its model for this machine.
 
     `lookup` must have no arguments. If no trusted bundle fits, return `lookup` with `untrusted` set to the best untrusted
@@ -114,7 +116,10 @@ def adopt_arguments(lookup: Lookup) -> Lookup:
     named = [bundle for bundle in lookup.store.list_bundles() if bundle.identity[0] == lookup.model.name]
     readable = [one for one in sort_best_first(named, inspection.trust) if one.read_error is None]
     for candidate in readable:
-        if not candidate.trust.ok or (arguments := inspection.read_arguments(candidate.bundle)) is None:
+        if (
+            not candidate.trust.ok
+            or (arguments := inspection.read_recorded_arguments(candidate.bundle)) is None
+        ):
             continue
         key = keys.replace_arguments(lookup.key, arguments)
         # A model directory without weights has none in its key: they are fetched from elsewhere.
@@ -122,9 +127,11 @@ def adopt_arguments(lookup: Lookup) -> Lookup:
             field == _WEIGHTS and wanted is None
             for field, wanted, _ in compare_keys(key, candidate.bundle.key)
         ):
-            return replace(lookup, vllm_args=arguments, key=key, lender=candidate.bundle).refresh()
+            return replace(lookup, vllm_args=arguments, key=key, arguments_bundle=candidate.bundle).refresh()
     if lookup.bundle is not None or lookup.untrusted is not None or lookup.accepts is not None:
         return lookup
     distrusted = (one.bundle for one in readable if not one.trust.ok)
-    fits = (one for one in distrusted if inspection.differ_in_arguments(compare_keys(lookup.key, one.key)))
+    fits = (
+        one for one in distrusted if inspection.differ_only_in_arguments(compare_keys(lookup.key, one.key))
+    )
     return replace(lookup, untrusted=next(fits, None))

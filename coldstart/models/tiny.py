@@ -41,7 +41,7 @@ _CHAT_TEMPLATE = (
 )
 
 
-def build(name: str, models: Path) -> Path:
+def build_tiny_model(name: str, models: Path) -> Path:
     """Return the directory of the tiny model ``name`` below ``models``. Build the model on first use.
 
     Concurrent calls are safe: one process builds under a lock and publishes the model with a rename. A dry run builds in

@@ -16,7 +16,7 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.key import compare_keys
 from coldstart.errors import UsageError
 from coldstart.models import inspection, keys, resolution, resolver
-from coldstart.models.inspection import Lookup
+from coldstart.models.inspection import BundleLookup
 from coldstart.system import secrets
 from coldstart.system.paths import Cache
 from coldstart.validate import checks, responses, start
@@ -45,7 +45,7 @@ class Source:
     offline: bool = False
     cache: Cache = field(default_factory=Cache.at)
 
-    def look_up(self, target: str, vllm_args: Sequence[str], revision: str | None) -> Lookup:
+    def look_up(self, target: str, vllm_args: Sequence[str], revision: str | None) -> BundleLookup:
         """Look up the bundle that `serve` would use. Raises the errors of `resolution.resolve`."""
         return inspection.look_up(
             target, vllm_args, cache=self.cache, offline=self.offline, revision=revision or self.revision
@@ -75,7 +75,7 @@ def run(request: ValidationRequest) -> list[checks.ValidationReport]:
     """
     _check_request(request)
     found = [(target, find_bundle(target, request.source)) for target in request.targets]
-    machine = keys.machine_fields() if request.against_machine else None
+    machine = keys.read_machine_fields() if request.against_machine else None
     reports = []
     for target, bundle in found:
         report = checks.check_bundle(bundle, request.level, machine)
@@ -116,7 +116,7 @@ def parse_replay(file: Path | None, concurrency: str, max_tokens: int) -> Prompt
 def _check_request(request: ValidationRequest) -> None:
     if request.level in checks.SERVER_LEVELS:
         return
-    pinned = [target for target in request.targets if not resolver.names_model(target)]
+    pinned = [target for target in request.targets if not resolver.can_be_model(target)]
     if pinned and request.source.vllm_args:
         raise UsageError(
             f"cannot use arguments after --: {pinned[0]} is a bundle, and --level {request.level} starts no server",
@@ -137,16 +137,16 @@ def find_bundle(target: str, source: Source) -> Bundle:
     )
 
 
-def look_up_bundle(bundle: Bundle, target: str, source: Source) -> Lookup:
+def look_up_bundle(bundle: Bundle, target: str, source: Source) -> BundleLookup:
     """Look up the model and arguments of `bundle`, as `serve` does. `target` is the user's argument.
 
     Raises UsageError if the model is a directory and `source` does not specify it, and the errors of
     `resolution.resolve`.
     """
     provenance = bundle.manifest.provenance
-    model_name = source.model or (target if resolver.names_model(target) else provenance.model_name)
+    model_name = source.model or (target if resolver.can_be_model(target) else provenance.model_name)
     commit = bundle.key.fields.get("model.revision")
-    revision = None if resolution.is_local(model_name) or not isinstance(commit, str) else commit
+    revision = None if resolution.is_local_model(model_name) or not isinstance(commit, str) else commit
     try:
         return source.look_up(model_name, source.vllm_args or provenance.arguments, revision)
     except UsageError as error:
@@ -159,7 +159,7 @@ def look_up_bundle(bundle: Bundle, target: str, source: Source) -> Lookup:
 
 
 def explain_not_served(
-    bundle: Bundle, lookup: Lookup, target: str, level: Level, source: Source
+    bundle: Bundle, lookup: BundleLookup, target: str, level: Level, source: Source
 ) -> list[Finding]:
     """Return a finding if a server with this model and these arguments would not use `bundle`, or none if it would.
 
@@ -186,7 +186,7 @@ def explain_not_served(
     return [Finding(NOT_SERVED, "error", message, hint, "serve")]
 
 
-def explain_other_weights(bundle: Bundle, lookup: Lookup) -> list[Finding]:
+def explain_other_weights(bundle: Bundle, lookup: BundleLookup) -> list[Finding]:
     """Return a finding if the model's weights differ from the bundle's weights, or none if the tensors are equal.
 
     A server would use the bundle with such weights, but its tokens would differ. Hashes of weights are cached.
@@ -210,8 +210,8 @@ def explain_other_weights(bundle: Bundle, lookup: Lookup) -> list[Finding]:
         Finding(
             OTHER_WEIGHTS,
             "error",
-            f"{lookup.model.argument} has different weights than the bundle {bundle.ref}: {differing} differs",
-            f"use the bundle's weights, or build a bundle of these weights: {lookup.format_materialize('--force')}",
+            f"{lookup.model.cli_argument} has different weights than the bundle {bundle.ref}: {differing} differs",
+            f"use the bundle's weights, or build a bundle of these weights: {lookup.format_materialize_command('--force')}",
             "weights",
         )
     ]
@@ -226,7 +226,7 @@ def _format_validate(target: str, level: Level, source: Source) -> str:
     )
 
 
-def ensure_files(lookup: Lookup) -> Lookup:
+def ensure_files(lookup: BundleLookup) -> BundleLookup:
     """Download the model's weights if it is a hub model, and return the updated lookup.
 
     Raises the errors of `resolution.ensure_weights`.
@@ -236,9 +236,9 @@ def ensure_files(lookup: Lookup) -> Lookup:
     return replace(lookup, model=resolution.ensure_weights(lookup.model, offline=lookup.offline))
 
 
-def prepare_subject(lookup: Lookup) -> ModelUnderTest:
+def prepare_subject(lookup: BundleLookup) -> ModelUnderTest:
     """Return the model to launch for a lookup."""
     model = lookup.model
     common = ("--cache-dir", str(lookup.cache.root), *(["--offline"] if lookup.offline else []))
     target, revision = str(model.path or model.repo_id), model.revision if model.repo_id is not None else None
-    return ModelUnderTest(model.argument, target, tuple(lookup.vllm_args), common, revision)
+    return ModelUnderTest(model.cli_argument, target, tuple(lookup.vllm_args), common, revision)

@@ -147,5 +147,5 @@ def read_headers(paths: Iterable[Path]) -> dict[str, Any]:
 
 
 def _checked(path: Path, index: Mapping[str, str]) -> list[Tensor]:
-    entries = checkpoint_files.list_entries(path, index)
+    entries = checkpoint_files.list_tensors(path, index)
     return [Tensor(e.name, e.dtype, e.shape, e.offset, e.size) for e in entries]

@@ -42,7 +42,7 @@ def cache(
         monkeypatch.setenv(name, f"PLANTED-{name}")
     (home / "frozen").mkdir(mode=0o700)
     monkeypatch.setattr(paths, "frozen_dir", lambda: home / "frozen")
-    monkeypatch.setattr(tiny, "build", lambda name, models: tmp_path / name)
+    monkeypatch.setattr(tiny, "build_tiny_model", lambda name, models: tmp_path / name)
     fake_engine("says")
     return Cache.at()
 
@@ -159,7 +159,7 @@ def test_freeze_leaves_no_process_and_no_image_when_killed(cache: Cache, home: P
         "import sys; from pathlib import Path; from coldstart.system import paths; from coldstart.models import tiny\n"
         f"sys.executable = {sys.executable!r}\n"
         f"paths.frozen_dir = lambda: Path({str(home / 'frozen')!r})\n"
-        f"tiny.build = lambda name, models: Path({str(tmp_path)!r})\n"
+        f"tiny.build_tiny_model = lambda name, models: Path({str(tmp_path)!r})\n"
         "from coldstart.launch import process_snapshot\n"
         "process_snapshot.fingerprint.write_fingerprint = lambda *_: "
         "(print('built', flush=True), __import__('time').sleep(60))\n"

@@ -33,7 +33,7 @@ class TestSecretsInRecords:
             "speculative_config": {"secret": PLANTED, "method": "ngram"},
             "model_loader_extra": json.loads(json.dumps([{"password": PLANTED}])),
         }
-        fields = relevance.engine_fields(given)
+        fields = relevance.select_engine_fields(given)
         assert PLANTED not in json.dumps(fields) and fields["speculative_config.method"] == "ngram"
 
 

@@ -204,7 +204,7 @@ import sys
 from pathlib import Path
 from coldstart.models import tiny
 print("up", flush=True)
-tiny.build("tiny-llama", Path(sys.argv[1]))
+tiny.build_tiny_model("tiny-llama", Path(sys.argv[1]))
 """
 
 
@@ -262,7 +262,7 @@ def test_draft_of_a_killed_build_is_removed_by_prune_but_not_a_running_one(run: 
 def test_draft_of_killed_build_is_removed_by_next_build(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draft = _draft(home)
     monkeypatch.setattr(tiny, "_run_child", lambda name, target: (target / "config.json").write_text("{}"))
-    tiny.build("tiny-llama", home)
+    tiny.build_tiny_model("tiny-llama", home)
     assert not draft.exists()
 
 

@@ -39,7 +39,7 @@ def model(home: Path) -> str:
 
 @pytest.fixture
 def wanted(model: str) -> Key:
-    return keys.compose(resolution.resolve(model), Arguments())
+    return keys.compose_key(resolution.resolve(model), Arguments())
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_untrusted_weights_are_named_unverified(local: bool, store: Store, model
     publish_sections(store, wanted, weights=plan)
     (Path(model) / "model.safetensors").unlink(missing_ok=not local)
     if local:
-        wanted = keys.compose(resolution.resolve(model), Arguments())
+        wanted = keys.compose_key(resolution.resolve(model), Arguments())
         publish_sections(store, wanted, weights=plan)
     with pytest.raises(NoBundleError):
         ask.resolve_request(model, cache=Cache.at(), weights_from="http://127.0.0.1:1/w")

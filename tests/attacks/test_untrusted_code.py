@@ -129,7 +129,7 @@ def test_module_in_working_directory_is_not_imported(tmp_path: Path, monkeypatch
         (here / f"{name}.py").write_text(f"open({os.fspath(marker)!r}, 'w').close()\nraise SystemExit(3)\n")
     monkeypatch.chdir(here)
     monkeypatch.setattr("sys.path", [place for place in sys.path if place not in ("", os.fspath(here))])
-    assert (tiny.build("tiny-opt", tmp_path / "models") / "config.json").exists()
+    assert (tiny.build_tiny_model("tiny-opt", tmp_path / "models") / "config.json").exists()
     assert not marker.exists()
 
 

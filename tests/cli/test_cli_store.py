@@ -92,7 +92,7 @@ def test_inspect_names_the_differing_field_when_no_bundle_matches(run: Run, mode
     from coldstart.contract.arguments import Arguments
     from coldstart.models import keys, resolution
 
-    made = keys.compose(resolution.resolve(str(model)), Arguments(["--max-model-len", "512"]))
+    made = keys.compose_key(resolution.resolve(str(model)), Arguments(["--max-model-len", "512"]))
     publish(Store(Cache.at().bundles), home / "scratch", made)
     hit = run("inspect", str(model), "--", "--max-model-len=512")
     assert made.digest in hit.stdout

@@ -23,7 +23,7 @@ from coldstart.contract.arguments import Arguments
 from coldstart.materialize import materialize
 from coldstart.materialize.options import Options
 from coldstart.models import inspection, keys, resolution, tiny
-from coldstart.models.inspection import Lookup
+from coldstart.models.inspection import BundleLookup
 from coldstart.system.paths import Cache
 
 
@@ -41,7 +41,7 @@ def test_materialize_reports_whether_the_bundle_existed(
     home: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], there: bool
 ) -> None:
     # Building the model takes seconds, and this test does not read it.
-    monkeypatch.setattr(tiny, "build", lambda name, models: model)
+    monkeypatch.setattr(tiny, "build_tiny_model", lambda name, models: model)
     store = Store(Cache.at().bundles)
     early = publish(store, home / "scratch") if there else None
     monkeypatch.setattr(
@@ -60,7 +60,7 @@ def test_materialize_reports_missing_sections(
 ) -> None:
     asked: list[Options] = []
 
-    def make(lookup: Lookup, options: Options, phase: object) -> Bundle:
+    def make(lookup: BundleLookup, options: Options, phase: object) -> Bundle:
         asked.append(options)
         iterations = {"prefill": [[1, 0.5]], "left_out": {"prefill": [512, 1024]}}
         stages = {inspection.NOT_MADE: {"compile": "PicklingError"}}
@@ -77,7 +77,7 @@ def test_materialize_reports_missing_sections(
 def test_dry_run_names_the_snapshot_and_the_whole_command(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(tiny, "build", lambda name, models: model)
+    monkeypatch.setattr(tiny, "build_tiny_model", lambda name, models: model)
     with pytest.raises(SystemExit):
         cli.main(["materialize", "tiny-llama", "--dry-run", "--snapshot"])
     printed = capsys.readouterr()
@@ -142,7 +142,7 @@ def test_a_model_with_arguments_is_looked_up_by_its_key(
     cache = Cache.at(bundle.layout.root.parent)
     tiny_models.place("tiny-llama", cache.models)
     model = resolution.resolve("tiny-llama", cache=cache)
-    wanted = keys.compose(model, Arguments(["--seed", "7"]))
+    wanted = keys.compose_key(model, Arguments(["--seed", "7"]))
     made = bundles.publish(Store(bundle.layout.root), tmp_path / "scratch", wanted)
     assert validate(bundle, "--", "--seed", "7", word="tiny-llama") == 0
     assert capsys.readouterr().out == f"{made.ref}: valid at level checksum\n"

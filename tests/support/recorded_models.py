@@ -39,7 +39,7 @@ def publish_recorded(
 ) -> Bundle:
     """Publish a bundle of `model` on this machine to the default store."""
     resolved = resolution.resolve(model)
-    key = keys.compose(resolved, Arguments(arguments))
+    key = keys.compose_key(resolved, Arguments(arguments))
     with Store(Cache.at().bundles).open_draft(key) as draft:
         draft.add_json("kv", KV)
         made = replace(provenance(resolved.name), arguments=tuple(arguments), created=created)

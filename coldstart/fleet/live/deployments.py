@@ -23,7 +23,7 @@ from coldstart.fleet.specification import MOST_RANKS, Costs, DeployOptions, Flee
 from coldstart.host.launches import Launch
 from coldstart.host.live import profiles
 from coldstart.models import inspection, keys
-from coldstart.models.inspection import Lookup
+from coldstart.models.inspection import BundleLookup
 from coldstart.scheduling.profile import IterationProfile, ProfileError
 from coldstart.system import runtime
 from coldstart.system.paths import Cache
@@ -92,7 +92,7 @@ def build_deployment(
     return ModelDeployment(launch, spec)
 
 
-def read_costs(found: Lookup, start_s: float, batch: int) -> Costs:
+def read_costs(found: BundleLookup, start_s: float, batch: int) -> Costs:
     """Return the costs of a model that starts in `start_s` seconds, with the prefill and decode times that the bundle records.
 
     These times are for PROFILE_PROMPT_TOKENS prompt tokens and `batch` requests, and are 0 if the bundle does not record
@@ -132,7 +132,7 @@ def read_stages(bundle: Bundle | None, ranks: int = 1) -> tuple[float, float]:
 
 
 def look_up_pipelines(
-    launch: Launch, found: Lookup, library_s: float
+    launch: Launch, found: BundleLookup, library_s: float
 ) -> tuple[dict[int, float], dict[int, str]]:
     """Return, for each pipeline size with a bundle, the seconds from loaded weights to ready.
 
@@ -144,20 +144,20 @@ def look_up_pipelines(
         return seconds, dict.fromkeys(counts, "the model's arguments already set --pipeline-parallel-size")
     for ranks in counts:
         args = build_rank_arguments(found.vllm_args, ranks)
-        key = keys.compose(found.model, args)
+        key = keys.compose_key(found.model, args)
         pipeline = replace(found, vllm_args=args, key=key, bundle=None, nearest=None).refresh()
         if launch.weights_from and not found.model.weight_files:
-            pipeline = pipeline.drop_weights()
+            pipeline = pipeline.accept_nearest_without_weights()
         proof = None if pipeline.bundle is None else inspection.read_proof(pipeline.bundle)
         if proof is None:
-            reasons[ranks] = f"no bundle: {pipeline.format_materialize()}"
+            reasons[ranks] = f"no bundle: {pipeline.format_materialize_command()}"
             continue
         _, load_s = read_stages(pipeline.bundle, ranks)
         seconds[ranks] = max(0.0, proof.ready_s - load_s - library_s)
     return seconds, reasons
 
 
-def read_rank_sizes(found: Lookup) -> dict[int, tuple[int, ...]]:
+def read_rank_sizes(found: BundleLookup) -> dict[int, tuple[int, ...]]:
     """Return the weight bytes of each rank by number of ranks, or an empty dict if no bundle has a usable weight plan."""
     try:
         plan: Any = found.weights_donor.read_json("weights") if found.weights_donor else None

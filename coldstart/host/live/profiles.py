@@ -19,7 +19,7 @@ from coldstart.errors import UsageError
 from coldstart.host.configuration import HostFile, Profile, Profiles
 from coldstart.host.launches import FAIL, FORKED, Launch
 from coldstart.models import inspection, resolver
-from coldstart.models.inspection import Lookup
+from coldstart.models.inspection import BundleLookup
 from coldstart.models.resolution import weight_files
 from coldstart.system import runtime
 from coldstart.system.devices import nvml
@@ -27,7 +27,7 @@ from coldstart.system.paths import Cache
 from coldstart.system.proc import processes
 
 
-def look_up_bundle(launch: Launch, cache: Cache, *, offline: bool) -> Lookup:
+def look_up_bundle(launch: Launch, cache: Cache, *, offline: bool) -> BundleLookup:
     """Look up the bundle of a launch. If `weights_from` is set, the model's weights need not be on this machine.
 
     Raises the errors of `inspection.look_up`.
@@ -40,7 +40,11 @@ def look_up_bundle(launch: Launch, cache: Cache, *, offline: bool) -> Lookup:
         revision=launch.revision,
         accepts=accept_any if launch.untrusted else None,
     )
-    return found.drop_weights() if launch.weights_from and not found.model.weight_files else found
+    return (
+        found.accept_nearest_without_weights()
+        if launch.weights_from and not found.model.weight_files
+        else found
+    )
 
 
 def read_bundle_arguments(launch: Launch, cache: Cache, *, offline: bool) -> tuple[Arguments, str]:
@@ -49,14 +53,14 @@ def read_bundle_arguments(launch: Launch, cache: Cache, *, offline: bool) -> tup
     Raises the errors of `inspection.look_up`, and NoBundleError if `on_miss` is "fail" and the only bundle is untrusted.
     """
     asked = look_up_bundle(replace(launch, args=Arguments(), weights_from=None), cache, offline=offline)
-    found = resolver.adopt_arguments(asked)
+    found = resolver.adopt_recorded_arguments(asked)
     if found.bundle is None and found.untrusted is not None and launch.on_miss == FAIL:
         raise inspection.build_miss_error(found)
-    lender = found.lender
+    lender = found.arguments_bundle
     return found.vllm_args, "" if lender is None else f"{lender.name}:v{lender.version}"
 
 
-def look_up_required_bundle(launch: Launch, cache: Cache, *, offline: bool) -> Lookup:
+def look_up_required_bundle(launch: Launch, cache: Cache, *, offline: bool) -> BundleLookup:
     """Look up a launch's bundle.
 
     Raises the errors of `inspection.look_up`, or NoBundleError if a required bundle is missing.
@@ -99,7 +103,7 @@ def find_template_bytes() -> int:
     return RUNTIME_TEMPLATE_BYTES if runtime.targets_cpu() else 0
 
 
-def choose_profile(launch: Launch, found: Lookup, memory: int | None = None) -> Profile:
+def choose_profile(launch: Launch, found: BundleLookup, memory: int | None = None) -> Profile:
     """Return the memory and start time of the bundle's verification run. Without one, estimate them on the CPU.
 
     `memory` is the size in bytes that the user specified. Raises UsageError if the CPU estimate needs local weights that
@@ -114,7 +118,7 @@ def choose_profile(launch: Launch, found: Lookup, memory: int | None = None) -> 
         return Profile(memory, ASSUMED_START_S, "assumed")
     raise UsageError(
         f"models.{launch.name}: the GPU memory of the model is unknown, because no bundle records it",
-        hint=f"run `{found.format_materialize('--force')}`, or set memory and start_s in [models.{launch.name}]",
+        hint=f"run `{found.format_materialize_command('--force')}`, or set memory and start_s in [models.{launch.name}]",
     )
 
 

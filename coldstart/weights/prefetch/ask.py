@@ -14,7 +14,7 @@ from typing import Any
 from coldstart.artifacts.bundle import TrustCheck
 from coldstart.errors import CommandFailedError, UsageError
 from coldstart.models import inspection, resolver
-from coldstart.models.inspection import Lookup
+from coldstart.models.inspection import BundleLookup
 from coldstart.models.resolution import weight_files
 from coldstart.system.paths import Cache
 from coldstart.weights import weights_plan as weights
@@ -46,14 +46,16 @@ def resolve_request(
     Raises:
         NoBundleError: Neither a bundle nor local files provide the plan.
         UsageError: The model has no weights here and no hub repository.
-        ColdstartError: `resolver.resolve` failed.
+        ColdstartError: `resolver.look_up_for_start` failed.
     """
-    lookup = resolver.resolve(model, vllm_args, cache=cache, offline=offline, accepts=accepts)
+    lookup = resolver.look_up_for_start(model, vllm_args, cache=cache, offline=offline, accepts=accepts)
     source = weights_from or _own_source(lookup)
-    return PrefetchRequest(lookup.model.name, source, _plan(lookup.drop_weights(), source), lookup.notes)
+    return PrefetchRequest(
+        lookup.model.name, source, _plan(lookup.accept_nearest_without_weights(), source), lookup.notes
+    )
 
 
-def _own_source(lookup: Lookup) -> str:
+def _own_source(lookup: BundleLookup) -> str:
     model = lookup.model
     if model.weight_files:
         return str(model.path)
@@ -65,7 +67,7 @@ def _own_source(lookup: Lookup) -> str:
     )
 
 
-def _plan(lookup: Lookup, source: str) -> Mapping[str, Any]:
+def _plan(lookup: BundleLookup, source: str) -> Mapping[str, Any]:
     plan = (
         lookup.bundle.read_json("weights")
         if lookup.bundle is not None and lookup.bundle.has_section("weights")

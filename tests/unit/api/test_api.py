@@ -25,7 +25,7 @@ from coldstart.launch.planning import ServeRequest
 from coldstart.materialize import materialize
 from coldstart.materialize.materialize import MaterializationPlan
 from coldstart.materialize.options import SECTIONS, Options, Phase, Steps
-from coldstart.models.inspection import Lookup
+from coldstart.models.inspection import BundleLookup
 from coldstart.scheduling.settings import SchedulerSettings
 from coldstart.system import paths
 from coldstart.system.paths import Cache
@@ -80,7 +80,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[Options]:
     """Replace the build by one small section and return the options of each build."""
     asked: list[Options] = []
 
-    def build(lookup: Lookup, options: Options, phase: Phase) -> Bundle:
+    def build(lookup: BundleLookup, options: Options, phase: Phase) -> Bundle:
         asked.append(options)
         with phase("publish") as step, lookup.store.open_draft(lookup.key) as draft:
             step("written")
@@ -145,7 +145,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[ServeRequest]:
     return sent
 
 
-def _publish(lookup: Lookup, options: Options, phase: object) -> Bundle:
+def _publish(lookup: BundleLookup, options: Options, phase: object) -> Bundle:
     signer = sign.load_host_key(paths.state_dir())
     return publish_sections(lookup.store, lookup.key, signer=signer, kv={"bytes": 1})
 

@@ -23,7 +23,7 @@ from tools.bundles import key
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import CommandFailedError
 from coldstart.launch import preparation, template_pool, up_records
-from coldstart.models.inspection import Lookup
+from coldstart.models.inspection import BundleLookup
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system.ipc.addresses import find_free_port
 from coldstart.system.paths import Cache
@@ -32,17 +32,17 @@ from coldstart.system.start_progress import StartProgress
 
 
 @pytest.fixture
-def lookup(home: Path, model: ResolvedModel) -> Lookup:
-    return Lookup(model, Arguments(), Cache.at(), key())
+def lookup(home: Path, model: ResolvedModel) -> BundleLookup:
+    return BundleLookup(model, Arguments(), Cache.at(), key())
 
 
 @pytest.fixture
-def common(lookup: Lookup) -> Common:
+def common(lookup: BundleLookup) -> Common:
     return Common(Output(), False, lookup.cache, Arguments())
 
 
 @pytest.fixture
-def supervisor(lookup: Lookup) -> Iterator[subprocess.Popen[bytes]]:
+def supervisor(lookup: BundleLookup) -> Iterator[subprocess.Popen[bytes]]:
     """A process that holds the model's lock and is recorded as its supervisor."""
     directory = up_records.find_directory(lookup)
     lock = directory.claim(lambda: None)
@@ -63,12 +63,12 @@ def supervisor(lookup: Lookup) -> Iterator[subprocess.Popen[bytes]]:
 )
 def test_a_model_is_served_without_a_bundle_if_none_can_be_built(
     error: Exception,
-    lookup: Lookup,
+    lookup: BundleLookup,
     common: Common,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def fail(*_: object) -> Lookup:
+    def fail(*_: object) -> BundleLookup:
         raise error
 
     monkeypatch.setattr(_serving, "build_bundle", fail)
@@ -84,7 +84,7 @@ def down(*words: str) -> None:
 
 def test_down_stops_the_named_model_alone(
     supervisor: subprocess.Popen[bytes],
-    lookup: Lookup,
+    lookup: BundleLookup,
     model: ResolvedModel,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -104,7 +104,7 @@ def test_down_retains_the_servers_of_another_store(
     variable: str,
     words: tuple[str, ...],
     supervisor: subprocess.Popen[bytes],
-    lookup: Lookup,
+    lookup: BundleLookup,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -118,9 +118,9 @@ def test_down_retains_the_servers_of_another_store(
 
 
 def test_up_reports_that_down_ended_it(
-    lookup: Lookup, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    lookup: BundleLookup, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def end(*_: object) -> Lookup:
+    def end(*_: object) -> BundleLookup:
         assert (record := up_records.find_directory(lookup).read()) is not None
         assert record.pid == os.getpid() and record.planned_url == f"http://127.0.0.1:{port}"
         os.kill(os.getpid(), signal.SIGTERM)
@@ -163,7 +163,7 @@ def test_down_stops_the_template_unless_it_is_to_be_kept(
 def test_up_names_a_request_that_works(
     how: list[str],
     shows: bool,
-    lookup: Lookup,
+    lookup: BundleLookup,
     fake_engine: Callable[[str], None],
     prepared: None,
     monkeypatch: pytest.MonkeyPatch,
@@ -207,7 +207,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def reach(
-    lookup: Lookup, supervisor: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+    lookup: BundleLookup, supervisor: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., int | str | None]:
     """Return reach(running, asked, between), which runs `up` with the arguments `asked` beside a server that has `running`.
 
@@ -258,7 +258,7 @@ def test_up_fails_and_names_the_arguments_that_a_running_server_does_not_have(
     named: str,
     reach: Callable[..., int | str | None],
     home: Path,
-    lookup: Lookup,
+    lookup: BundleLookup,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert reach(running, asked) == 1
@@ -314,7 +314,7 @@ def test_up_fails_if_a_running_server_requires_another_key_than_the_environment_
     assert (f"is already up at http://x:1 with different settings: {names}" in shown.err) is bool(names)
 
 
-def bring_up(lookup: Lookup, barrier: Any, directory: Path, words: tuple[str, ...]) -> None:
+def bring_up(lookup: BundleLookup, barrier: Any, directory: Path, words: tuple[str, ...]) -> None:
     """Run `up` for the look-up, at one moment with the other process of the barrier; write its output to `directory`."""
     directory.mkdir()
     for number, name in ((1, "out"), (2, "err")):
@@ -327,7 +327,7 @@ def bring_up(lookup: Lookup, barrier: Any, directory: Path, words: tuple[str, ..
 
 @pytest.fixture
 def bring_two_up(
-    lookup: Lookup, fake_engine: Callable[[str], None], prepared: None, tmp_path: Path
+    lookup: BundleLookup, fake_engine: Callable[[str], None], prepared: None, tmp_path: Path
 ) -> Iterator[Callable[..., list[Path]]]:
     """Return bring_two_up(round, *words), which runs `up` twice at one moment with other arguments on fake engines.
 
@@ -340,7 +340,7 @@ def bring_two_up(
     def bring(
         number: int,
         *words: str,
-        lookups: tuple[Lookup, Lookup] = (lookup, other),
+        lookups: tuple[BundleLookup, BundleLookup] = (lookup, other),
         codes: tuple[int, int] = (0, 0),
     ) -> list[Path]:
         barrier = fork.Barrier(2)
@@ -363,7 +363,10 @@ def bring_two_up(
 
 @pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.nightly])])
 def test_two_commands_at_one_moment_start_one_server(
-    bring_two_up: Callable[..., list[Path]], lookup: Lookup, capsys: pytest.CaptureFixture[str], rounds: int
+    bring_two_up: Callable[..., list[Path]],
+    lookup: BundleLookup,
+    capsys: pytest.CaptureFixture[str],
+    rounds: int,
 ) -> None:
     for number in range(rounds):
         reports = [json.loads((output / "out").read_text()) for output in bring_two_up(number)]
@@ -381,7 +384,7 @@ def test_two_commands_at_one_moment_start_one_server(
 
 
 def test_up_after_one_that_was_killed_in_the_middle_starts_a_server(
-    bring_two_up: Callable[..., list[Path]], lookup: Lookup
+    bring_two_up: Callable[..., list[Path]], lookup: BundleLookup
 ) -> None:
     directory = up_records.find_directory(lookup)
     fork = multiprocessing.get_context("fork")

@@ -24,7 +24,7 @@ from coldstart.launch import prepare
 from coldstart.launch.fetch import ServerWeights
 from coldstart.materialize import assembly
 from coldstart.models import inspection
-from coldstart.models.inspection import Lookup
+from coldstart.models.inspection import BundleLookup
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system import paths
 from coldstart.system.devices import nvml
@@ -58,7 +58,7 @@ def publish(place: Path, section: Path, *, signed: bool = True, **kv: Any) -> Bu
 
 def prepared(bundle: Bundle, place: Path) -> Any:
     model = ResolvedModel("tiny", None, "org/tiny", None, {})
-    lookup = Lookup(model, Arguments(), Cache(place / "cache"), bundle.key, bundle)
+    lookup = BundleLookup(model, Arguments(), Cache(place / "cache"), bundle.key, bundle)
     return prepare.plan_with_bundle(
         lookup, bundle, ServerWeights(lookup.model, Arguments()), trust=inspection.trust
     )

@@ -14,7 +14,7 @@ from support.recorded_models import engine
 from coldstart.contract.arguments import Arguments, parse
 from coldstart.errors import ColdstartError, UsageError
 from coldstart.models import keys, resolution
-from coldstart.models.relevance import engine_fields
+from coldstart.models.relevance import select_engine_fields
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system import runtime
 from coldstart.system.devices import hardware, nvml
@@ -40,7 +40,7 @@ def test_fields_contain_no_path_and_no_user(
     model: ResolvedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("COLDSTART_SECRET", "tell-nobody")
-    key = keys.compose(model, Arguments(["--hf-config-path", str(tmp_path), "--download-dir", "/data"]))
+    key = keys.compose_key(model, Arguments(["--hf-config-path", str(tmp_path), "--download-dir", "/data"]))
     text = json.dumps(dict(key.fields))
     for private in (socket.gethostname(), str(tmp_path), str(Path.home()), "tell-nobody", "/data"):
         assert private not in text
@@ -57,7 +57,7 @@ def test_a_gpu_engines_key_is_of_the_drivers_branch_and_of_no_processor(
         device = nvml.Gpu("H200", 132, "9.0", 140 << 30, driver)
         monkeypatch.setattr(nvml, "read_gpu_state", lambda: nvml.GpuState([device]))
         monkeypatch.setattr(hardware, "read_cpu_fields", lambda: cpu | {"cpu.isa": isa, "cpu.family": isa})
-        return keys.compose(model, Arguments())
+        return keys.compose_key(model, Arguments())
 
     cpu = hardware.read_cpu_fields()
     assert key("580.159.03", "avx2") == key("580.159.04", "avx512f") != key("610.1", "avx2")
@@ -66,7 +66,7 @@ def test_a_gpu_engines_key_is_of_the_drivers_branch_and_of_no_processor(
 def test_without_vllm_there_is_no_key(model: ResolvedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "find_vllm_distribution", lambda: None)
     with pytest.raises(ColdstartError, match="not installed") as caught:
-        keys.compose(model, Arguments())
+        keys.compose_key(model, Arguments())
     assert "coldstart install" in str(caught.value.hint)
 
 
@@ -113,8 +113,8 @@ def test_values_and_sharding_do_not_count_but_shapes_do(tmp_path: Path) -> None:
     save_file({"a": a + 1}, two / "model-1.safetensors")
     save_file({"b": b + 1}, two / "model-2.safetensors")
     save_file({"a": a, "b": b.astype(np.float16)}, other / "model.safetensors")
-    assert keys.layout_digest(one) == keys.layout_digest(two)
-    assert keys.layout_digest(one) != keys.layout_digest(other)
+    assert keys.compute_layout_digest(one) == keys.compute_layout_digest(two)
+    assert keys.compute_layout_digest(one) != keys.compute_layout_digest(other)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_values_and_sharding_do_not_count_but_shapes_do(tmp_path: Path) -> None:
 def test_a_broken_file_is_named(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(data)
     with pytest.raises(UsageError, match=r"model\.safetensors"):
-        keys.layout_digest(tmp_path)
+        keys.compute_layout_digest(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_a_broken_file_is_named(tmp_path: Path, data: bytes) -> None:
     ["host", "port", "api_key", "served_model_name", "uvicorn_log_level", "disable_log_stats", "load_format"],
 )
 def test_server_settings_are_not_in_the_key(name: str) -> None:
-    assert engine_fields({name: "x"}) == {}
+    assert select_engine_fields({name: "x"}) == {}
 
 
 @pytest.mark.parametrize(
@@ -144,30 +144,30 @@ def test_server_settings_are_not_in_the_key(name: str) -> None:
     ],
 )
 def test_engine_settings_are_in_the_key(name: str) -> None:
-    assert engine_fields({name: 7}) == {name: 7}
+    assert select_engine_fields({name: 7}) == {name: 7}
 
 
 def test_names_that_are_not_valid_fields_stay_one_field() -> None:
-    assert engine_fields({"hf_overrides": {"a/b": 1}}) == {"hf_overrides": '{"a/b":1}'}
+    assert select_engine_fields({"hf_overrides": {"a/b": 1}}) == {"hf_overrides": '{"a/b":1}'}
 
 
 def test_a_file_counts_by_content(tmp_path: Path) -> None:
     here, there = tmp_path / "a", tmp_path / "b"
     here.write_text("same")
     there.write_text("same")
-    first = engine_fields({"hf_config_path": str(here)})
-    assert first == engine_fields({"hf_config_path": str(there)})
+    first = select_engine_fields({"hf_config_path": str(here)})
+    assert first == select_engine_fields({"hf_config_path": str(there)})
     there.write_text("other")
-    assert first != engine_fields({"hf_config_path": str(there)})
+    assert first != select_engine_fields({"hf_config_path": str(there)})
 
 
 def test_odd_names_and_long_values_still_count() -> None:
-    odd = engine_fields({"a+b": 1})
+    odd = select_engine_fields({"a+b": 1})
     assert odd == {"odd": '{"a+b":1}'}
     short, long = ("x" * size for size in (10, 100_000))
-    assert engine_fields({"flag": short}) == {"flag": short}
-    assert len(str(engine_fields({"flag": long})["flag"])) < 100
-    assert engine_fields({"flag": long}) != engine_fields({"flag": long + "x"})
+    assert select_engine_fields({"flag": short}) == {"flag": short}
+    assert len(str(select_engine_fields({"flag": long})["flag"])) < 100
+    assert select_engine_fields({"flag": long}) != select_engine_fields({"flag": long + "x"})
 
 
 @pytest.mark.parametrize(
@@ -181,6 +181,6 @@ def test_odd_names_and_long_values_still_count() -> None:
 def test_another_runtime_is_another_key(
     model: ResolvedModel, monkeypatch: pytest.MonkeyPatch, part: str, value: object
 ) -> None:
-    before = keys.compose(model, Arguments())
+    before = keys.compose_key(model, Arguments())
     monkeypatch.setattr(runtime, part, lambda: value)
-    assert keys.compose(model, Arguments()) != before
+    assert keys.compose_key(model, Arguments()) != before

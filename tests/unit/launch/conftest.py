@@ -12,16 +12,16 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import ladder
 from coldstart.launch.planning import ServeRequest
 from coldstart.launch.server import Server, has_ended
-from coldstart.models.inspection import Lookup
+from coldstart.models.inspection import BundleLookup
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system.paths import Cache
 
 
 @pytest.fixture
-def lookup(publish: Publish, model: ResolvedModel) -> Lookup:
+def lookup(publish: Publish, model: ResolvedModel) -> BundleLookup:
     """Publish a bundle for the model and return its look-up."""
     bundle = publish(kv={"bytes": 1})
-    return Lookup(model, Arguments(), Cache.at(), bundle.key, bundle)
+    return BundleLookup(model, Arguments(), Cache.at(), bundle.key, bundle)
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def handlers() -> Iterator[None]:
 
 
 @pytest.fixture
-def start_server(lookup: Lookup, fake_engine: Callable[[str], None]) -> Iterator[Callable[..., Server]]:
+def start_server(lookup: BundleLookup, fake_engine: Callable[[str], None]) -> Iterator[Callable[..., Server]]:
     """Return start_server(plan, mode, **options), which starts a fake server that is stopped afterwards."""
     fake_engine("serves")
     started: list[Server] = []

@@ -14,7 +14,7 @@ from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError
 from coldstart.launch import listening, up_records
 from coldstart.launch.up_records import UpRecord
-from coldstart.models.inspection import Lookup
+from coldstart.models.inspection import BundleLookup
 from coldstart.system.proc import processes
 
 
@@ -89,7 +89,7 @@ def test_is_listening(host: str, asked: str, answers: bool) -> None:
 
 
 @pytest.fixture
-def process(lookup: Lookup) -> Iterator[subprocess.Popen[bytes]]:
+def process(lookup: BundleLookup) -> Iterator[subprocess.Popen[bytes]]:
     """A process that holds the lock of the model and ends at SIGTERM."""
     lock = up_records.find_directory(lookup).claim(lambda: None)
     assert isinstance(lock, int)
@@ -100,11 +100,13 @@ def process(lookup: Lookup) -> Iterator[subprocess.Popen[bytes]]:
         one.kill()
 
 
-def read_record(lookup: Lookup, pid: int) -> UpRecord:
+def read_record(lookup: BundleLookup, pid: int) -> UpRecord:
     return replace(up_records.create_own_record(lookup), pid=pid, birth=processes.read_identity(pid))
 
 
-def test_record_is_read_while_the_supervisor_runs(lookup: Lookup, process: subprocess.Popen[bytes]) -> None:
+def test_record_is_read_while_the_supervisor_runs(
+    lookup: BundleLookup, process: subprocess.Popen[bytes]
+) -> None:
     directory = up_records.find_directory(lookup)
     assert directory.read() is None
     record = replace(read_record(lookup, process.pid), url="http://127.0.0.1:1", mode="fresh")
@@ -121,13 +123,15 @@ def test_record_is_read_while_the_supervisor_runs(lookup: Lookup, process: subpr
     assert directory.read_last() is None
 
 
-def test_a_process_with_a_reused_pid_is_not_ended(lookup: Lookup, process: subprocess.Popen[bytes]) -> None:
+def test_a_process_with_a_reused_pid_is_not_ended(
+    lookup: BundleLookup, process: subprocess.Popen[bytes]
+) -> None:
     up_records.stop_supervisor(replace(read_record(lookup, process.pid), birth="the boot before:17"))
     assert process.poll() is None
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"pid": 1}', b"\xff", b"x" * 10_000])
-def test_damaged_record_counts_as_none_and_is_removed(lookup: Lookup, content: bytes) -> None:
+def test_damaged_record_counts_as_none_and_is_removed(lookup: BundleLookup, content: bytes) -> None:
     directory = up_records.find_directory(lookup)
     directory.write(up_records.create_own_record(lookup))
     (record,) = directory.path.iterdir()

@@ -21,7 +21,7 @@ from coldstart.contract.weights import WeightsRequest
 from coldstart.launch import ladder, process_snapshot, server, server_process, template_pool
 from coldstart.launch.planning import ServeRequest
 from coldstart.launch.server import Server, has_ended
-from coldstart.models.inspection import Lookup
+from coldstart.models.inspection import BundleLookup
 from coldstart.system.ipc import json_lines, peers
 from coldstart.system.proc import processes
 from coldstart.system.snapshot import runtime_image
@@ -43,7 +43,7 @@ def started(start_server: Callable[..., Server]) -> Callable[..., Server]:
 
 @pytest.fixture
 def template(
-    lookup: Lookup, fake_engine: FakeEngine
+    lookup: BundleLookup, fake_engine: FakeEngine
 ) -> Iterator[Callable[[str], template_pool.RunningTemplate]]:
     """Return template(level), which starts a warm template for the bundle's key."""
     fake_engine("serves")
@@ -58,7 +58,7 @@ def template(
         template_pool.stop_template(warm, force=True)
 
 
-def keep_image(lookup: Lookup) -> None:
+def keep_image(lookup: BundleLookup) -> None:
     assert lookup.bundle is not None
     runtime_image.choose_engine_image_directory(lookup.cache.runtimes, lookup.bundle.digest).mkdir(
         parents=True
@@ -67,7 +67,7 @@ def keep_image(lookup: Lookup) -> None:
 
 @pytest.fixture
 def thawed(
-    lookup: Lookup, fake_engine: FakeEngine, home: Path, monkeypatch: pytest.MonkeyPatch
+    lookup: BundleLookup, fake_engine: FakeEngine, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[FakeThawed]:
     """Give the bundle a snapshot whose thaw returns an engine template. Only CRIU and its namespaces are fakes."""
     fake_engine("serves")
@@ -87,7 +87,9 @@ Started = Callable[..., Server]
 Template = Callable[[str], template_pool.RunningTemplate]
 
 
-def test_untrusted_bundle_is_omitted_when_its_start_fails(lookup: Lookup, fake_engine: FakeEngine) -> None:
+def test_untrusted_bundle_is_omitted_when_its_start_fails(
+    lookup: BundleLookup, fake_engine: FakeEngine
+) -> None:
     """Its plain sections, such as a KV cache of one byte, must not prevent a start."""
     fake_engine("serves")
     dying = replace(PLAN, vllm_args=Arguments(["dies"]), canary=None)
@@ -106,7 +108,7 @@ def test_untrusted_bundle_is_omitted_when_its_start_fails(lookup: Lookup, fake_e
 
 @pytest.mark.parametrize("mode", ["fresh", "template-runtime", "auto"])
 def test_weights_that_are_lost_while_the_server_starts_are_read_from_the_models_directory(
-    lookup: Lookup, template: Template, tmp_path: Path, mode: str
+    lookup: BundleLookup, template: Template, tmp_path: Path, mode: str
 ) -> None:
     template("runtime")
     plan = replace(
@@ -142,7 +144,9 @@ def test_auto_names_a_template_that_died(started: Started, template: Template) -
     ]
 
 
-def test_find_mode_lists_templates_once_per_mode(lookup: Lookup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_mode_lists_templates_once_per_mode(
+    lookup: BundleLookup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     listed, list_templates = list[Path | None](), template_pool.list_templates
 
     def count(root: Path | None = None) -> Iterator[template_pool.RunningTemplate]:

@@ -26,7 +26,7 @@ from coldstart.launch.fetch import ServerWeights
 from coldstart.launch.modes import FreshMode
 from coldstart.launch.planning import ServeRequest
 from coldstart.models import inspection
-from coldstart.models.inspection import Lookup
+from coldstart.models.inspection import BundleLookup
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system import paths, runtime
 from coldstart.system.paths import Cache
@@ -206,7 +206,7 @@ def started(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
     (tmp_path / "section" / "triton" / "abc" / "x.json").write_text(json.dumps({}))
     signer = sign.load_host_key(paths.state_dir())
     bundle = publish_sections(Store(Cache.at().bundles), signer=signer, compile=tmp_path / "section")
-    lookup = Lookup(
+    lookup = BundleLookup(
         ResolvedModel("tiny", None, "org/tiny", None, {}), Arguments(), Cache.at(), bundle.key, bundle
     )
     return lambda: prepare.plan_with_bundle(

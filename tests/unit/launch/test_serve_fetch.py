@@ -20,7 +20,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.weights import WeightsRequest
 from coldstart.launch import fetch, planning
 from coldstart.launch.planning import ServeRequest
-from coldstart.models.inspection import Lookup
+from coldstart.models.inspection import BundleLookup
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system import runtime
 from coldstart.system.paths import Cache
@@ -90,7 +90,7 @@ def chosen(
 ) -> fetch.ServerWeights:
     """Return the weights of a start from a bundle with this `weights` section and the cache `root`."""
     donor = cast(Any, SimpleNamespace(ref="tiny:v1", read_json=lambda name: plan))
-    return fetch.choose_weights_source(Lookup(model, given, Cache(root), key(seed=1), donor), source)
+    return fetch.choose_weights_source(BundleLookup(model, given, Cache(root), key(seed=1), donor), source)
 
 
 def requested(source: str, plan: dict[str, Any], root: Path) -> WeightsRequest:
@@ -139,8 +139,8 @@ def test_a_gpu_loads_with_instanttensor_where_vllm_can(
     )  # the fixture's file is not in the safetensors format
 
 
-def _missed(model: ResolvedModel, nearest: Bundle | None, *mismatches: Mismatch) -> Lookup:
-    return Lookup(model, NONE, Cache.at(), key(seed=1), None, nearest, mismatches)
+def _missed(model: ResolvedModel, nearest: Bundle | None, *mismatches: Mismatch) -> BundleLookup:
+    return BundleLookup(model, NONE, Cache.at(), key(seed=1), None, nearest, mismatches)
 
 
 ABSENT = Mismatch("model.weights", None, "U8")
@@ -210,7 +210,7 @@ def test_local_files_are_read_ahead_from_a_size_on(local: Path, monkeypatch: pyt
     assert reader.ended
 
 
-def _planned(found: Lookup) -> LaunchPlan:
+def _planned(found: BundleLookup) -> LaunchPlan:
     return planning.plan(ServeRequest(found, without_bundle=True, weights_from=SOURCE))
 
 

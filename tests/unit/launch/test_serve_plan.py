@@ -24,7 +24,7 @@ from coldstart.errors import CommandFailedError, UsageError
 from coldstart.launch import planning, preparation
 from coldstart.launch.planning import ServeRequest
 from coldstart.models import resolution
-from coldstart.models.inspection import Lookup
+from coldstart.models.inspection import BundleLookup
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system import runtime, timeline
 from coldstart.system.devices import nvml
@@ -116,13 +116,13 @@ class _Bundle:
 
 
 @pytest.fixture
-def lookup(model: ResolvedModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> Lookup:
+def lookup(model: ResolvedModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> BundleLookup:
     monkeypatch.setattr(resolution, "ensure_weights", lambda model, offline: model)
     monkeypatch.setattr(planning.prepare, "plan_with_bundle", lambda *arguments, **options: PLANNED)
-    return Lookup(model, Arguments(), Cache.at(), key(), cast(Any, _Bundle()))
+    return BundleLookup(model, Arguments(), Cache.at(), key(), cast(Any, _Bundle()))
 
 
-def test_plan_refuses_a_bundle_without_a_trusted_signature(lookup: Lookup) -> None:
+def test_plan_refuses_a_bundle_without_a_trusted_signature(lookup: BundleLookup) -> None:
     refuse = lambda bundle: TrustResult(False, None, "it carries no signature")  # noqa: E731 - one line
     with pytest.raises(CommandFailedError, match="no signature") as caught:
         planning.plan(ServeRequest(lookup, require_signature=True, trust=refuse))

@@ -13,7 +13,7 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import fetch, prepare
 from coldstart.models import inspection
-from coldstart.models.inspection import Lookup
+from coldstart.models.inspection import BundleLookup
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system import paths
 from coldstart.system.paths import Cache
@@ -31,7 +31,7 @@ def plenty(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
 
 def prepare_plan(bundle: Bundle, model: ResolvedModel, *vllm_args: str) -> LaunchPlan:
     given = Arguments(vllm_args)
-    lookup = Lookup(model, given, Cache.at(), bundle.key, bundle)
+    lookup = BundleLookup(model, given, Cache.at(), bundle.key, bundle)
     return prepare.plan_with_bundle(
         lookup, bundle, fetch.choose_weights_source(lookup), trust=inspection.trust
     )

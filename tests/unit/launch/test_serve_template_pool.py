@@ -21,7 +21,7 @@ from coldstart.errors import CommandFailedError, LaunchRefusedError, UsageError
 from coldstart.launch import preparation, server_process, template_environment, template_pool
 from coldstart.launch.modes import TEMPLATE_RUNTIME
 from coldstart.launch.preparation import prepare_fastest
-from coldstart.models.inspection import Lookup
+from coldstart.models.inspection import BundleLookup
 from coldstart.system.paths import Cache
 from coldstart.system.proc import processes
 
@@ -178,7 +178,7 @@ def test_difference_names_a_variable_of_vllm() -> None:
 
 
 @pytest.fixture
-def plan(lookup: Lookup) -> LaunchPlan:
+def plan(lookup: BundleLookup) -> LaunchPlan:
     return LaunchPlan(["serves"], key=lookup.key.digest)
 
 
@@ -200,12 +200,12 @@ def phases() -> tuple[list[str], Callable[[str], AbstractContextManager[None]]]:
     return names, phase
 
 
-def prepare(lookup: Lookup, plan: LaunchPlan) -> preparation.Preparation:
+def prepare(lookup: BundleLookup, plan: LaunchPlan) -> preparation.Preparation:
     return prepare_fastest(lookup, plan, lambda name: nullcontext(), 20)
 
 
 def test_a_template_belongs_to_the_store_that_started_it(
-    lookup: Lookup, plan: LaunchPlan, fake_engine: FakeEngine, tmp_path: Path
+    lookup: BundleLookup, plan: LaunchPlan, fake_engine: FakeEngine, tmp_path: Path
 ) -> None:
     fake_engine("serves")
     assert prepare(lookup, plan).is_new
@@ -216,7 +216,7 @@ def test_a_template_belongs_to_the_store_that_started_it(
 
 
 def test_an_unusable_template_is_replaced(
-    lookup: Lookup, plan: LaunchPlan, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+    lookup: BundleLookup, plan: LaunchPlan, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_engine("serves")
     first = template_pool.start_template("engine", plan, lookup.model.name, 20)
@@ -227,7 +227,7 @@ def test_an_unusable_template_is_replaced(
 
 
 def test_the_template_of_another_model_with_this_key_is_retained(
-    lookup: Lookup, plan: LaunchPlan, fake_engine: FakeEngine
+    lookup: BundleLookup, plan: LaunchPlan, fake_engine: FakeEngine
 ) -> None:
     fake_engine("serves")
     other = template_pool.start_template("engine", plan, "other", 20)
@@ -240,7 +240,9 @@ def test_the_template_of_another_model_with_this_key_is_retained(
     assert template_pool.find_ready("engine", plan.key) == other
 
 
-def test_each_failed_level_is_reported(lookup: Lookup, plan: LaunchPlan, fake_engine: FakeEngine) -> None:
+def test_each_failed_level_is_reported(
+    lookup: BundleLookup, plan: LaunchPlan, fake_engine: FakeEngine
+) -> None:
     fake_engine("dies")
     prepared = prepare(lookup, plan)
     assert prepared.mode is None
@@ -249,7 +251,7 @@ def test_each_failed_level_is_reported(lookup: Lookup, plan: LaunchPlan, fake_en
 
 
 def test_a_full_disk_prevents_no_start(
-    lookup: Lookup, plan: LaunchPlan, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+    lookup: BundleLookup, plan: LaunchPlan, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_engine("serves")
 

@@ -19,7 +19,7 @@ from coldstart.errors import CommandFailedError
 from coldstart.launch import driver, ladder, planning, server_process
 from coldstart.launch.planning import ServeRequest
 from coldstart.launch.server import Server
-from coldstart.models.inspection import Lookup
+from coldstart.models.inspection import BundleLookup
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system.paths import Cache
 from coldstart.vllm.engine import rejection
@@ -44,7 +44,7 @@ def make_request() -> ServeRequest:
     """Return a request for a model that is never read; its plan is a fake."""
     model, cache = ResolvedModel("tiny", Path("tiny"), None, None, {}), Cache(Path("cache"))
     return ServeRequest(
-        Lookup(model, Arguments(), cache, key()), mode="fresh", without_bundle=True, ready_timeout=20
+        BundleLookup(model, Arguments(), cache, key()), mode="fresh", without_bundle=True, ready_timeout=20
     )
 
 

@@ -19,7 +19,7 @@ from coldstart.errors import CommandFailedError
 from coldstart.launch import fetch, ladder, modes, vllm_snapshot
 from coldstart.launch.planning import ServeRequest
 from coldstart.launch.server import Server
-from coldstart.models.inspection import Lookup
+from coldstart.models.inspection import BundleLookup
 from coldstart.system import paths, runtime
 from coldstart.system.ipc.addresses import find_free_port
 from coldstart.vllm import gpu_starts
@@ -72,7 +72,7 @@ COMMIT = "a" * 40
 
 
 @pytest.fixture
-def hub(lookup: Lookup) -> Lookup:
+def hub(lookup: BundleLookup) -> BundleLookup:
     return replace(lookup, model=replace(lookup.model, repo_id="org/tiny", revision=COMMIT))
 
 
@@ -96,7 +96,7 @@ def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
 
 
 @pytest.fixture
-def snapshot(hub: Lookup) -> Iterator[list[int]]:
+def snapshot(hub: BundleLookup) -> Iterator[list[int]]:
     """Write a snapshot and return the PIDs of its processes."""
     assert hub.bundle is not None
     vllm_snapshot.create_snapshot(hub, hub.bundle)
@@ -110,12 +110,12 @@ def snapshot(hub: Lookup) -> Iterator[list[int]]:
 
 
 @pytest.fixture
-def start(hub: Lookup, fake_engine: Callable[[str], None]) -> Iterator[Callable[..., Server]]:
+def start(hub: BundleLookup, fake_engine: Callable[[str], None]) -> Iterator[Callable[..., Server]]:
     """Return start(mode), which starts a server; `fresh` is a fake engine."""
     fake_engine("serves")
     started: list[Server] = []
 
-    def serve(mode: str = "snapshot", lookup: Lookup = hub, *words: str, **plan: Any) -> Server:
+    def serve(mode: str = "snapshot", lookup: BundleLookup = hub, *words: str, **plan: Any) -> Server:
         listen = ["--host", "127.0.0.1", "--port", str(find_free_port("127.0.0.1")), *words]
         request = ServeRequest(lookup, listen, mode=mode, ready_timeout=60)
         made = LaunchPlan(Arguments(("serves", *listen)), canary=CANARY, **plan)
@@ -166,7 +166,9 @@ def test_a_failed_restore_is_a_fallback_with_vllms_reason(
     assert "--snapshot" in str(server.fallbacks[0].hint)
 
 
-def test_other_arguments_are_refused(snapshot: list[int], start: Callable[..., Server], hub: Lookup) -> None:
+def test_other_arguments_are_refused(
+    snapshot: list[int], start: Callable[..., Server], hub: BundleLookup
+) -> None:
     server = start("snapshot", replace(hub, vllm_args=Arguments(("--seed", "1"))))
     assert server.mode == "fresh" and "its engine_argv is" in server.fallbacks[0].reason
     assert not any(map(has_ended, snapshot)), "nothing was released"
@@ -176,7 +178,7 @@ def test_other_arguments_are_refused(snapshot: list[int], start: Callable[..., S
     ("words", "reason"), [(("--api-key", "k"), "without an API key"), ((), "no snapshot of this bundle")]
 )
 def test_limits_are_reasons_before_anything_runs(
-    start: Callable[..., Server], hub: Lookup, words: tuple[str, ...], reason: str
+    start: Callable[..., Server], hub: BundleLookup, words: tuple[str, ...], reason: str
 ) -> None:
     server = start("snapshot", hub, *words)
     assert server.mode == "fresh"
@@ -192,7 +194,7 @@ def test_snapshots_of_a_gpu_are_used_only_if_they_are_requested(
     assert "snapshot" in modes.list_unusable_modes()
 
 
-def test_a_failed_creation_leaves_no_snapshot(hub: Lookup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_creation_leaves_no_snapshot(hub: BundleLookup, monkeypatch: pytest.MonkeyPatch) -> None:
     assert hub.bundle is not None
     monkeypatch.setenv("FAKE_SNAPSHOT", "fails")
     with pytest.raises(CommandFailedError, match="vllm create found no device"):
@@ -203,7 +205,9 @@ def test_a_failed_creation_leaves_no_snapshot(hub: Lookup, monkeypatch: pytest.M
         vllm_snapshot.create_snapshot(local, hub.bundle)
 
 
-def test_preloaded_weights_have_the_digest_of_the_model(hub: Lookup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preloaded_weights_have_the_digest_of_the_model(
+    hub: BundleLookup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A fine-tune has other weights than its base, and so another directory, though all headers are equal."""
     assert hub.model.path is not None
     monkeypatch.setattr(fetch.resolution, "ensure_weights", lambda model, offline: model)

@@ -28,7 +28,7 @@ from coldstart.materialize import assembly, materialize
 from coldstart.materialize.assembly import Assembly, ProofFailedError, require_fast_path
 from coldstart.materialize.materialize import MaterializationPlan, create_workspace
 from coldstart.materialize.options import Options, no_progress
-from coldstart.models.inspection import Lookup
+from coldstart.models.inspection import BundleLookup
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system import runtime
 from coldstart.system.devices import nvml
@@ -263,7 +263,7 @@ def test_workspace_is_removed_while_a_child_still_writes(tmp_path: Path) -> None
 
 
 @pytest.fixture
-def lookup(model: ResolvedModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> Lookup:
+def lookup(model: ResolvedModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> BundleLookup:
     """Look up a model whose engine run writes the section `kv` and whose proof does nothing."""
 
     def run_offline(self: Assembly) -> None:
@@ -272,10 +272,12 @@ def lookup(model: ResolvedModel, home: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(Assembly, "run_offline", run_offline)
     monkeypatch.setattr(Assembly, "verify_by_start", lambda self: None)
-    return Lookup(model, Arguments(), Cache(home / "cache"), key(seed=1))
+    return BundleLookup(model, Arguments(), Cache(home / "cache"), key(seed=1))
 
 
-def test_first_start_uses_hashes_of_materialize(lookup: Lookup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_start_uses_hashes_of_materialize(
+    lookup: BundleLookup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = MaterializationPlan(lookup, Options()).run()
     monkeypatch.setattr(weights, "build_plan", lambda *_: pytest.fail("hashed again"))
     assert lookup.model.path is not None
@@ -284,7 +286,7 @@ def test_first_start_uses_hashes_of_materialize(lookup: Lookup, monkeypatch: pyt
 
 
 def test_a_gpu_build_without_a_gpu_is_refused_before_the_engine_starts(
-    lookup: Lookup, fake: Fake, monkeypatch: pytest.MonkeyPatch
+    lookup: BundleLookup, fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Assembly, "run_offline", lambda self: pytest.fail("started an engine"))
     monkeypatch.setattr(runtime, "find_vllm_distribution", lambda: ("vllm", "0.32.0"))

@@ -72,7 +72,7 @@ def test_the_index_decides_when_a_tensor_is_in_two_files(sharded: Path, tmp_path
     planned = weights_plan.build_plan(same)
     digests = [{t.name: t.digest for t in checkpoint.list_tensors(plan)} for plan in (clean, planned)]
     assert digests[0] == digests[1] and [t.name for t in checkpoint.list_tensors(planned)] == ["a", "b"]
-    assert keys.layout_digest(same) == keys.layout_digest(sharded)
+    assert keys.compute_layout_digest(same) == keys.compute_layout_digest(sharded)
 
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:%s\nsize 123\n" % (b"0" * 64)
@@ -93,7 +93,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def _look_up(model: Path) -> dict[str, object]:
-    return dict(keys.model_fields(resolution.resolve(str(model))))
+    return dict(keys.read_model_fields(resolution.resolve(str(model))))
 
 
 def _refused(model: Path) -> UsageError:

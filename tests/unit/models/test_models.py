@@ -15,7 +15,7 @@ from tools import tiny_models
 
 from coldstart.errors import ColdstartError, UsageError
 from coldstart.models import inspection, resolution, resolver, tiny
-from coldstart.models.inspection import Lookup
+from coldstart.models.inspection import BundleLookup
 from coldstart.system import runtime
 from coldstart.system.paths import Cache
 
@@ -61,8 +61,8 @@ SHORT, LONG = ("--max-model-len", "512"), ("--max-model-len", "1024")
 LATER = "2026-02-01T00:00:00Z"
 
 
-def adopt(model: str) -> Lookup:
-    return resolver.adopt_arguments(inspection.look_up(model))
+def adopt(model: str) -> BundleLookup:
+    return resolver.adopt_recorded_arguments(inspection.look_up(model))
 
 
 @pytest.mark.usefixtures("engine")
@@ -70,7 +70,7 @@ def test_adopt_arguments_takes_none_of_an_untrusted_bundle(model: str) -> None:
     trusted = publish_recorded(model, LONG)
     publish_recorded(model, ("--middleware", "evil.module"), created=LATER, signed=False)
     assert adopt(model).bundle == trusted
-    unsigned = resolver.adopt_arguments(inspection.look_up(model, accepts=accept_any))
+    unsigned = resolver.adopt_recorded_arguments(inspection.look_up(model, accepts=accept_any))
     assert unsigned.vllm_args == LONG
 
 
@@ -78,28 +78,28 @@ def test_adopt_arguments_takes_none_of_an_untrusted_bundle(model: str) -> None:
 def test_adopt_arguments_takes_none_with_a_hidden_secret(model: str) -> None:
     publish_recorded(model, ("--max-num-seqs", "4", "--api-key", "***"))
     found = adopt(model)
-    assert found.vllm_args == () and found.bundle is None and found.lender is None
+    assert found.vllm_args == () and found.bundle is None and found.arguments_bundle is None
 
 
 @pytest.mark.usefixtures("engine")
 def test_adopt_arguments_takes_none_of_others(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     publish_recorded(model, SHORT)
     (Path(model) / "config.json").write_text(json.dumps({"architectures": ["Qwen2ForCausalLM"]}))
-    assert adopt(model).lender is None
+    assert adopt(model).arguments_bundle is None
     (Path(model) / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
-    assert adopt(model).lender is not None
+    assert adopt(model).arguments_bundle is not None
     monkeypatch.setattr(runtime, "read_torch_build", lambda: {"__version__": "2.14.0+cpu"})
-    assert adopt(model).lender is None
+    assert adopt(model).arguments_bundle is None
 
 
 @pytest.mark.usefixtures("engine")
 def test_template_command_names_the_version_that_recorded_the_arguments(model: str) -> None:
     publish_recorded(model, SHORT)
     found = adopt(model)
-    assert found.lender is not None and found.format_template("runtime").split()[3] == model
-    named = replace(found, model=replace(found.model, name=found.lender.name, path=None))
-    words = ["coldstart", "template", "start", f"{found.lender.name}:v1", "--level", "runtime"]
-    assert named.format_template("runtime").split() == words
+    assert found.arguments_bundle is not None and found.format_template_command("runtime").split()[3] == model
+    named = replace(found, model=replace(found.model, name=found.arguments_bundle.name, path=None))
+    words = ["coldstart", "template", "start", f"{found.arguments_bundle.name}:v1", "--level", "runtime"]
+    assert named.format_template_command("runtime").split() == words
 
 
 @pytest.mark.usefixtures("engine")
@@ -107,14 +107,14 @@ def test_adopt_arguments_fits_a_directory_without_weights(model: str) -> None:
     made = publish_recorded(model, SHORT)
     (Path(model) / "model.safetensors").unlink()
     found = adopt(model)
-    assert found.vllm_args == SHORT and found.drop_weights().bundle == made
+    assert found.vllm_args == SHORT and found.accept_nearest_without_weights().bundle == made
 
 
 @pytest.mark.usefixtures("engine")
 def test_untrusted_version_is_a_miss_with_the_reason(home: Path) -> None:
     tiny_models.place("tiny-llama", Cache.at().models)
     publish_recorded("tiny-llama", SHORT, signed=False)
-    found = resolver.resolve("tiny-llama:v1", SHORT, cache=Cache.at())
+    found = resolver.look_up_for_start("tiny-llama:v1", SHORT, cache=Cache.at())
     assert found.bundle is None and "is not trusted" in inspection.build_miss_error(found).message
 
 
@@ -126,26 +126,26 @@ def test_several_at_once_build_once(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         (draft / "config.json").write_text("{}")
 
     monkeypatch.setattr(tiny, "_run_child", child)
-    threads = [threading.Thread(target=tiny.build, args=("tiny-opt", tmp_path)) for _ in range(8)]
+    threads = [threading.Thread(target=tiny.build_tiny_model, args=("tiny-opt", tmp_path)) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert calls == ["tiny-opt"]
-    assert (tiny.build("tiny-opt", tmp_path) / "config.json").is_file()
+    assert (tiny.build_tiny_model("tiny-opt", tmp_path) / "config.json").is_file()
 
 
 def test_a_failed_build_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("sys.executable", "/bin/false")
     with pytest.raises(ColdstartError, match="cannot build tiny-llama"):
-        tiny.build("tiny-llama", tmp_path)
+        tiny.build_tiny_model("tiny-llama", tmp_path)
     assert [path.name for path in tmp_path.rglob("*") if not path.name.endswith(".lock")] == ["tiny-v1"]
 
 
 @pytest.mark.slow
 def test_the_same_bytes_each_time(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    first, second = tiny_models.shared("tiny-llama"), tiny.build("tiny-llama", tmp_path)
+    first, second = tiny_models.shared("tiny-llama"), tiny.build_tiny_model("tiny-llama", tmp_path)
     assert {f.name: f.read_bytes() for f in first.iterdir()} == {
         f.name: f.read_bytes() for f in second.iterdir()
     }

@@ -20,7 +20,7 @@ from tools import bundles, tiny_models
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import NoBundleError, UsageError
 from coldstart.models import keys, resolution
-from coldstart.models.inspection import Lookup
+from coldstart.models.inspection import BundleLookup
 from coldstart.system import paths
 from coldstart.system.paths import Cache
 from coldstart.validate import renderers, responses, start, validation
@@ -58,12 +58,12 @@ def materialized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Materialize
     monkeypatch.chdir(tmp_path)
     cache = Cache.at(tmp_path / "cache")
     directory = shutil.copytree(tiny_models.place("tiny-llama", cache.models), tmp_path / "files")
-    key = keys.compose(resolution.resolve(str(directory), cache=cache), Arguments(ARGS))
+    key = keys.compose_key(resolution.resolve(str(directory), cache=cache), Arguments(ARGS))
     return Materialized(publish(cache, tmp_path, key), directory, Source(cache=cache, offline=True))
 
 
 def explain(
-    bundle: Bundle, lookup: Lookup, word: str = "my-model", source: Source | None = None
+    bundle: Bundle, lookup: BundleLookup, word: str = "my-model", source: Source | None = None
 ) -> list[Finding]:
     return validation.explain_not_served(bundle, lookup, word, "load", source or Source(cache=lookup.cache))
 

@@ -83,7 +83,7 @@ class Found:
     def refresh(self) -> Found:
         return replace(self, bundle=self.bundles.get(self.vllm_args.number("pipeline_parallel_size", 1)))
 
-    def format_materialize(self) -> str:
+    def format_materialize_command(self) -> str:
         return shlex.join(["coldstart", "materialize", "m", "--", *self.vllm_args])
 
 
@@ -104,7 +104,7 @@ def build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Flee
         launch = Launch("m", "/models/m", **launched)
         found = Found(bundles, launch.args).refresh()
         monkeypatch.setattr(deployments.profiles, "look_up_required_bundle", lambda *_, **__: found)
-        monkeypatch.setattr(deployments.keys, "compose", lambda *_: None)
+        monkeypatch.setattr(deployments.keys, "compose_key", lambda *_: None)
         options = DeployOptions(slo=slo, batch=8, memory="2GB", size="1GB", start_s=start_s)
         return build_deployment(launch, options, Cache(tmp_path), offline=True).spec
 

@@ -34,12 +34,12 @@ class Bundle:
 
 
 def _found(stages: Any, path: Path) -> Any:
-    model = SimpleNamespace(path=path, argument="m")
+    model = SimpleNamespace(path=path, cli_argument="m")
     return SimpleNamespace(
         bundle=Bundle(stages),
         model=model,
         key=key(),
-        format_materialize=lambda *words: " ".join(("coldstart materialize m", *words)),
+        format_materialize_command=lambda *words: " ".join(("coldstart materialize m", *words)),
     )
 
 
