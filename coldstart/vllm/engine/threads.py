@@ -15,15 +15,14 @@ set_num_threads = torch.set_num_threads
 def use_serving_threads(config: VllmConfig, rank: int | None = None) -> None:
     """Set torch's number of OpenMP threads to the number that vLLM's own worker uses on this machine.
 
-    If that changes the number, a worker process with the local rank `rank` is also bound to the CPUs of that rank. A process
-    that already has this number is taken for one that vLLM spawned with these settings.
+    A worker process with the local rank `rank` is also bound to the CPUs of that rank, unless it is bound to some of them
+    already, as a worker is that vLLM spawned with these settings.
     """
     manager = OMPProcessManager(config)
     if manager.skip_setup:
         return
     cpus = manager.cpu_lists[rank or 0]
-    if torch.get_num_threads() == len(cpus):
-        return
-    if rank is not None:
+    if rank is not None and not os.sched_getaffinity(0) <= set(cpus):
         os.sched_setaffinity(0, cpus)
-    set_num_threads(len(cpus))
+    if torch.get_num_threads() != len(cpus):
+        set_num_threads(len(cpus))

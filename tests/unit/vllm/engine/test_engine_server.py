@@ -20,7 +20,7 @@ import pytest
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import READY_FD_ENV
 from coldstart.system import runtime
-from coldstart.vllm.engine import offline, readiness, server
+from coldstart.vllm.engine import offline, readiness, server, threads
 from coldstart.vllm.engine.rejection import StartFailure
 
 FORKED = """
@@ -235,3 +235,19 @@ def test_a_step_ends_with_its_iteration(monkeypatch: pytest.MonkeyPatch, on_cpu:
         use_v2_model_runner=True,
     )
     assert VllmConfig.max_concurrent_batches.fget(config) == (2 if on_cpu else 1)
+
+
+def test_forked_rank_is_bound_to_its_cpus_even_with_the_right_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = os.sched_getaffinity(0)
+    lists = [[cpu] for cpu in sorted(before)]
+    monkeypatch.setattr(
+        threads, "OMPProcessManager", lambda config: SimpleNamespace(skip_setup=False, cpu_lists=lists)
+    )
+    monkeypatch.setattr(threads.torch, "get_num_threads", lambda: 1)
+    try:
+        threads.use_serving_threads(SimpleNamespace(), rank=len(lists) - 1)  # type: ignore[arg-type]
+        assert os.sched_getaffinity(0) == set(lists[-1])
+    finally:
+        os.sched_setaffinity(0, before)
