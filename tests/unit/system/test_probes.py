@@ -4,6 +4,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.fake_nvml import Fake
@@ -204,3 +205,12 @@ def test_install_lists_the_extras_when_the_name_is_wrong() -> None:
     with pytest.raises(UsageError, match="unknown extra 'cpux'") as caught:
         installation.install_extra("cpux", PythonEnvironment(), lambda _: None)
     assert "all, cpu, dev, docs, fleet, gpu, host, lab" in str(caught.value.hint)
+
+
+def test_full_directory_is_found_and_a_missing_one_is_not_full(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "missing"))
+    assert probes.find_full_directory() is None
+    monkeypatch.setattr(probes.shutil, "disk_usage", lambda place: SimpleNamespace(free=4096))
+    assert "/dev/shm has 4096 bytes free" in str(probes.find_full_directory())
