@@ -30,6 +30,7 @@ from coldstart.system.proc import processes
 from coldstart.system.timeline import Span, Timeline
 from coldstart.validate.launch import HOST, LaunchedServer, Launcher, ModeUnavailableError, run_server
 from coldstart.validate.responses import Response, complete_sequentially
+from coldstart.vllm import stock
 
 HARNESS_TRACK = "harness"
 LISTENING, ANSWERING = "until listening", "first request"
@@ -50,7 +51,7 @@ _IMPORT_SCRIPT = """
 import gc, os
 gc.disable()
 import torch
-import vllm.entrypoints.openai.api_server, vllm.v1.engine.core, vllm.v1.worker.{device}_worker
+{imports}
 os.write(1, b"x")
 os._exit(0)
 """
@@ -189,7 +190,7 @@ def measure_import_seconds() -> float:
 
     Raises ModeUnavailableError if an import fails.
     """
-    code = _IMPORT_SCRIPT.format(device="cpu" if runtime.targets_cpu() else "gpu")
+    code = _IMPORT_SCRIPT.format(imports=stock.IMPORTS[runtime.targets_cpu()])
     launched_s = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL

@@ -24,6 +24,11 @@ from coldstart.vllm.scheduling import SCHEDULER_CLS
 from coldstart.vllm.weights.entry import LOAD_FORMAT
 
 ENTRY_POINT = "vllm.entrypoints.openai.api_server"
+IMPORTS = {
+    on_cpu: f"import {ENTRY_POINT}, vllm.v1.engine.core, vllm.v1.worker.{device}_worker"
+    for on_cpu, device in ((True, "cpu"), (False, "gpu"))
+}
+"""The statement that imports what a server imports, by whether it runs on the CPU."""
 DEFAULT_PORT = 8000
 PATIENCE_S, PAUSE_S = 1.0, 0.1
 
