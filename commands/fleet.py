@@ -188,7 +188,7 @@ def drain(
     url: Url = None,
     admin_key: Key = None,
 ) -> None:
-    """Drain a server. Its workers finish their requests and stop, and it starts no new workers."""
+    """Drain a server. Its streams move to other servers, its workers stop after their last request, and none start."""
     _send_order(common, url, admin_key, "drain", server=server)
 
 

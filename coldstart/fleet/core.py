@@ -78,9 +78,7 @@ class FleetCore:
             case events.FleetRecovered(servers, ranks, drained):
                 for server in servers:
                     self.roster.join(server, now)
-                    if server.name in drained:
-                        self.roster.drain(server.name)
-                yield from self._lifecycle.rebuild(ranks, now)
+                yield from self._lifecycle.rebuild(ranks, drained, now)
             case events.RequestEnded(request):
                 if request in self._agenda.open:
                     yield from self._lifecycle.end_request(request, now)
@@ -92,8 +90,8 @@ class FleetCore:
                 self._agenda.free()
             case events.ServerLost(server):
                 yield from self._lifecycle.lose_server(server, now)
-            case events.ServerDrained(server):
-                yield from self._lifecycle.drain_server(server, now)
+            case events.ServerDrained(server, streams):
+                yield from self._lifecycle.drain_server(server, streams, now)
             case events.LinkMeasured(server, bandwidth):
                 self.roster.record_bandwidth(server, bandwidth, now)
             case events.HopsMeasured(server, seconds):
@@ -170,6 +168,7 @@ class FleetCore:
             for name in names:
                 if name in self.models:
                     yield from self._send_waiting(self.models[name], now)
+                    yield from self._lifecycle.move_drained_streams(self.models[name], now)
                     yield from self._start_group(self.models[name], room, now)
 
     def _send_waiting(self, model: Deployment, now: float) -> Iterator[Action]:

@@ -32,9 +32,10 @@ class ServerLost:
 
 @dataclass(frozen=True, slots=True)
 class ServerDrained:
-    """An operator drained a server, so it accepts no new workers."""
+    """An operator drained a server, so it accepts no new workers. `streams` are the requests that can migrate."""
 
     server: str
+    streams: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

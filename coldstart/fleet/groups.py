@@ -15,7 +15,7 @@ workers, so it would never start another worker while all workers are busy.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import islice
@@ -59,7 +59,7 @@ class Group:
     time at which the group started or became idle. `replaces` is the name of the pipeline that it replaces. `predicted_s`
     is the time to first token predicted at launch, including the time that the oldest request had waited, or None if an
     earlier gateway launched the group. `choice` explains why the group has this number of ranks. The group receives no
-    requests before `suspect_until`.
+    requests before `suspect_until`. `streams_to_move` are the requests of a drained group that have yet to be migrated.
     """
 
     name: str
@@ -74,6 +74,7 @@ class Group:
     choice: str = ""
     suspect_until: float = 0.0
     replaces: str = ""
+    streams_to_move: dict[str, None] = field(default_factory=dict)
 
     @property
     def capacity(self) -> int:
@@ -133,26 +134,34 @@ class Deployment:
         return self.live() - group.keep >= self.spec.least
 
     def count_workers_to_start(self, now: float) -> int:
-        """Return the number of workers to start now, given the waiting requests and the arrivals in the last `window_s`."""
+        """Return the number of workers to start now.
+
+        They are required by the waiting requests, the arrivals in the last `window_s`, and the streams to be migrated.
+        """
         if self.retired or now < self.retry_at:
             return 0
         room = sum(group.spare for group in self.groups.values())
         while self.arrivals and self.arrivals[0] <= now - self.window_s:
             self.arrivals.popleft()
         waiting = len(self.waiting)
-        need = ceil((waiting + len(self.arrivals) - room) / self.spec.batch) if waiting > room else 0
+        arrived = len(self.arrivals) if waiting > room else 0
+        moving = sum(len(group.streams_to_move) for group in self.groups.values())
+        need = ceil((waiting + arrived + moving - room) / self.spec.batch)
         live = self.live()
         return max(0, min(max(need, self.spec.least - live), self.spec.most - live))
 
     def find_next_dispatch(self, now: float) -> tuple[str, Group] | None:
         """Return the oldest waiting request and the first group that can accept it, or None if none can be dispatched."""
         request = next(iter(self.waiting), None)
-        if request is None:
+        if request is None or (group := next(self.find_open_groups(now), None)) is None:
             return None
+        return request, group
+
+    def find_open_groups(self, now: float) -> Iterator[Group]:
+        """Yield the groups that can accept a request."""
         for group in self.groups.values():
             if group.phase is GroupPhase.SERVING and group.spare and group.suspect_until <= now:
-                return request, group
-        return None
+                yield group
 
     def list_avoided_servers(self, now: float) -> frozenset[str]:
         """Return the servers on which a start failed recently, as the server may be the cause (such as a full disk)."""

@@ -4,6 +4,8 @@ A pipeline is consolidated into single workers with the full model (ParaServe, s
 as many as the load requires and the memory allows when scaling up. The switch happens when all of these workers are ready.
 Streams that cannot be moved end in the pipeline, which stops after its last stream. If one of these workers exits before the
 switch, the others replace the pipeline. If none is left, the pipeline keeps serving.
+
+The streams of a drained server migrate in the same way to other workers, each once, as soon as one accepts it.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ class GroupLifecycle:
         If the group then has no requests, it becomes idle, or stops if it accepts no new requests.
         """
         group.in_flight.pop(request, None)
+        group.streams_to_move.pop(request, None)
         self.agenda.touch(group.model)
         if group.in_flight:
             return
@@ -122,14 +125,29 @@ class GroupLifecycle:
             single.phase, single.keep, single.since = GroupPhase.SERVING, 1, now
         for request in pipeline.in_flight:
             target = min(singles, key=lambda single: len(single.in_flight))
-            self.assign(request, target)
-            self.agenda.open[request].move_target = target.name
-            yield MoveStream(request, pipeline.name, target.name)
+            yield self._move_stream(request, pipeline, target)
         for single in singles:
             self._await_idle_end(single, now)
         if not pipeline.in_flight:
             yield from self._remove_group(pipeline, now)
         self.agenda.touch(pipeline.model)
+
+    def _move_stream(self, request: str, source: Group, target: Group) -> MoveStream:
+        self.assign(request, target)
+        self.agenda.open[request].move_target = target.name
+        return MoveStream(request, source.name, target.name)
+
+    def move_drained_streams(self, model: Deployment, now: float) -> Iterator[MoveStream]:
+        """Migrate the streams of drained groups to the single workers that can accept them now.
+
+        A pipeline is no target, because it migrates its own streams when it is replaced.
+        """
+        streams = [(one, source) for source in model.groups.values() for one in source.streams_to_move]
+        targets = (group for group in model.find_open_groups(now) if len(group.workers) == 1)
+        slots = (group for group in targets for _ in range(group.spare))
+        for (request, source), target in zip(streams, slots, strict=False):
+            del source.streams_to_move[request]
+            yield self._move_stream(request, source, target)
 
     def end_move(self, request: str, done: bool, now: float) -> Iterator[Action]:
         known = self.agenda.open.get(request)
@@ -175,6 +193,8 @@ class GroupLifecycle:
             model.failed(reason, now, self.settings, counts=counts)
             self.agenda.add_timer(model.retry_at, RETRY, model.spec.name)
             if counts and model.failures > self.settings.retries:
+                for drained in model.groups.values():
+                    drained.streams_to_move.clear()
                 for request in list(model.waiting):
                     self.agenda.remove_request(request)
                     yield RejectRequest(request, 503, f"model {group.model} did not start: {reason}", 1.0)
@@ -225,8 +245,13 @@ class GroupLifecycle:
             if group in self.groups:
                 yield from self.drop_request(self.groups[group], request, now)
 
-    def rebuild(self, ranks: tuple[events.FoundRank, ...], now: float) -> Iterator[Action]:
-        """Adopt the groups of ranks that are still running. Stop ranks of unknown models and of incomplete groups."""
+    def rebuild(
+        self, ranks: tuple[events.FoundRank, ...], drained: tuple[str, ...], now: float
+    ) -> Iterator[Action]:
+        """Adopt the groups of ranks that are still running.
+
+        Stop ranks of unknown models, of incomplete groups, and of groups on the servers in `drained`.
+        """
         by_group: dict[str, list[events.FoundRank]] = {}
         for found in ranks:
             by_group.setdefault(found.launch.group, []).append(found)
@@ -248,6 +273,8 @@ class GroupLifecycle:
                 group.replaces, group.keep = rank.launch.group, 0
             self.add(group)
             adopted.append(group)
+        for server in drained:
+            yield from self.drain_server(server, frozenset(), now)
         for group in adopted:
             if group.name in self.groups:
                 yield from self.begin_serving(group, now)
@@ -262,18 +289,26 @@ class GroupLifecycle:
                 yield from self.fail(group, f"server {server} was lost", now, counts=False)
         self.agenda.free()
 
-    def drain_server(self, server: str, now: float) -> Iterator[Action]:
+    def drain_server(self, server: str, streams: frozenset[str], now: float) -> Iterator[Action]:
+        """Stop the groups of a server after their last request. Those of their requests in `streams` are to migrate."""
         if server not in self.roster.servers:
             return
         self.roster.drain(server)
         for group in list(self.groups.values()):
-            if any(worker.server == server for worker in group.workers) and group.phase is GroupPhase.SERVING:
-                yield from self.stop(group, now)
+            drained = any(worker.server == server for worker in group.workers)
+            if not drained or group.phase is GroupPhase.LEAVING:
+                continue
+            yield from self.stop(group, now)
+            # A request that is being migrated to this group still belongs to another one.
+            own = (one for one in group.in_flight if self.agenda.open[one].group == group.name)
+            group.streams_to_move = dict.fromkeys(one for one in own if one in streams)
+            self.agenda.touch(group.model)
 
     def stop(self, group: Group, now: float) -> Iterator[Action]:
         """Dispatch no more requests to a group, and stop it after its last request has ended."""
         yield from self._stop_replacing(group, now)
         group.phase = GroupPhase.LEAVING
+        group.streams_to_move.clear()
         if not group.in_flight:
             yield from self._remove_group(group, now)
 

@@ -275,14 +275,15 @@ class FleetControl(RequestRouter[FleetTicket]):
         self.emit(events.ModelRemoved(model))
 
     def drain(self, server: str) -> None:
-        """Start no new workers on a server, and record this in the state file.
+        """Start no new workers on a server, migrate its streams to other servers, and record the drain in the state file.
 
         Raises UsageError if the server is unknown, and OSError if the state file cannot be written.
         """
         if server not in self.workers.nodes:
             raise UsageError(f"the fleet has no server {server}", hint="run `coldstart fleet status`")
         self.state.drain(server)
-        self.emit(events.ServerDrained(server))
+        streams = frozenset(one.ticket_id for one in self._tickets.values() if one.continuation is not None)
+        self.emit(events.ServerDrained(server, streams))
 
     def _get_deployment(self, name: str) -> ModelDeployment:
         if name not in self.state.models:

@@ -1,8 +1,8 @@
-"""Migration of streams with their KV cache from a pipeline to a single worker (ParaServe, section 6.2).
+"""Migration of streams with their KV cache to a single worker, from a pipeline (ParaServe, section 6.2) or a drained server.
 
-The target loads the KV of the tokens generated so far while the pipeline continues. After the pipeline has stopped the
+The target loads the KV of the tokens generated so far while the source continues. After the source has stopped the
 stream, the target loads the KV of the last tokens along with the rest of the request. If there is no KV, the target
-recomputes the tokens. A stream that cannot be migrated, or whose migration fails, continues in the pipeline.
+recomputes the tokens. A stream that cannot be migrated, or whose migration fails, continues at the source.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from coldstart.host.live.upstream import Replica, Upstream
 # In a data center, a slower connection means that the server is down.
 CONNECT_TIMEOUT_S = 2.5
 # Maximum number of streams that migrate to a worker at the same time. They pause while they migrate, and more would slow each
-# other down. Streams in the queue continue in the pipeline.
+# other down. Streams in the queue continue at their source.
 MAX_CONCURRENT_MOVES = 2
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -51,13 +52,14 @@ class Fleet(RuleBasedStateMachine):
         self.refused: dict[str, int] = {}
         self.model: dict[str, str] = {}
         self.servers = {server.name: server for server in SERVERS}
+        self.drained: set[str] = set()
         self.handle(events.Tick())
 
     def handle(self, event: Event) -> None:
         for action in self.core.handle(event, self.now):
             match action:
-                case LaunchRank(worker):
-                    assert worker not in self.workers
+                case LaunchRank(worker, server=server):
+                    assert worker not in self.workers and server not in self.drained
                     self.workers[worker] = action
                 case StopWorker(worker):
                     assert worker in self.workers and worker not in self.stopping
@@ -66,16 +68,22 @@ class Fleet(RuleBasedStateMachine):
                     self.stopping.add(worker)
                 case DispatchRequest(request, group):
                     self.waiting.pop(request, None)
-                    members = [w for w in self.workers.values() if group == w.group]
-                    assert members and all(w.worker in self.ready - self.stopping for w in members)
+                    self.check_serves(group)
                     self.at[request] = group
                 case MoveStream(request, source, target):
-                    assert self.at[request] == source
+                    assert self.at[request] == source and request not in self.to
+                    self.check_serves(target)
                     self.to[request] = target
                 case RejectRequest(request, status):
                     self.waiting.pop(request, None)
                     self.at.pop(request, None)
                     self.refused[request] = status
+
+    def check_serves(self, group: str) -> None:
+        """Check that all workers of a group are ready, and that none of their servers is drained."""
+        members = [w for w in self.workers.values() if group == w.group]
+        assert members and all(w.worker in self.ready - self.stopping for w in members)
+        assert self.drained.isdisjoint(w.server for w in members)
 
     def drop(self, worker: str) -> None:
         """Remove a worker; the streams of its group wait again."""
@@ -144,6 +152,7 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(sorted(server.name for server in SERVERS)), back=st.booleans())
     def server_leaves_or_joins(self, name: str, back: bool) -> None:
+        self.drained.discard(name)
         if name not in self.servers:
             self.servers[name] = next(server for server in SERVERS if server.name == name)
             self.handle(events.ServerJoined(self.servers[name]))
@@ -156,6 +165,13 @@ class Fleet(RuleBasedStateMachine):
         else:
             del self.servers[name]
             self.handle(events.ServerLost(name))
+
+    @rule(name=st.sampled_from(sorted(server.name for server in SERVERS)), data=st.data())
+    def server_is_drained(self, name: str, data: st.DataObject) -> None:
+        streams = data.draw(st.frozensets(st.sampled_from(sorted(self.at)))) if self.at else frozenset()
+        if name in self.servers:
+            self.drained.add(name)
+        self.handle(events.ServerDrained(name, streams))
 
     @precondition(lambda self: self.at or self.waiting)
     @rule(data=st.data())
@@ -468,3 +484,112 @@ def test_servers_whose_links_differ_by_noise_are_filled_one_after_the_other() ->
         one.handle(events.LinkMeasured(server, speed), 0.0)
     (rank,) = launches(one.handle(events.RequestArrived("1", "small"), 0.0))
     assert rank.server == "full"
+
+
+def _draining(**given: Any) -> tuple[FleetCore, LaunchRank, LaunchRank]:
+    """Start two workers with room for two requests on two servers. The first serves requests 1 and 2, the second 3."""
+    model = FleetModel("small", 60, 60, COSTS, batch=2, **given)
+    one = FleetCore(FleetSettings(), [SERVERS[0], SERVERS[2]], [model])
+    ranks = [rank for n in "123" for rank in launches(one.handle(events.RequestArrived(n, "small"), 0.0))]
+    first, second = ranks
+    for rank in ranks:
+        one.handle(events.RankReady(rank.worker), 1.0)
+    assert [list(one.groups[rank.group].in_flight) for rank in ranks] == [["1", "2"], ["3"]]
+    return one, first, second
+
+
+def test_streams_of_a_drained_server_move_and_its_worker_stops() -> None:
+    one, first, second = _draining()
+    drained = events.ServerDrained(first.server, frozenset("12"))
+    assert one.handle(drained, 2.0) == [MoveStream("1", first.group, second.group)]
+    # The second stream moves as soon as there is room, and a new request waits behind no drained group.
+    assert one.handle(events.StreamMoved("1", True), 3.0) == []
+    assert one.handle(events.RequestEnded("3"), 4.0) == [MoveStream("2", first.group, second.group)]
+    assert one.handle(events.RequestArrived("4", "small"), 5.0) == []
+    assert one.handle(events.StreamMoved("2", True), 6.0) == [StopWorker(first.worker)]
+    assert one.handle(events.RequestEnded("1"), 7.0) == [DispatchRequest("4", second.group)]
+
+
+def test_drain_starts_a_worker_elsewhere_and_moves_the_streams_when_it_is_ready() -> None:
+    model = FleetModel("small", 60, 60, COSTS, batch=2, most=1)
+    one = FleetCore(FleetSettings(), [SERVERS[0], SERVERS[2]], [model])
+    (first,) = launches(one.handle(events.RequestArrived("1", "small"), 0.0))
+    one.handle(events.RankReady(first.worker), 1.0)
+    (second,) = launches(one.handle(events.ServerDrained(first.server, frozenset("1")), 2.0))
+    assert second.server != first.server
+    assert one.handle(events.RankReady(second.worker), 3.0) == [MoveStream("1", first.group, second.group)]
+    assert one.handle(events.StreamMoved("1", True), 4.0) == [StopWorker(first.worker)]
+
+
+def test_stream_stays_on_the_drained_server_when_its_move_fails() -> None:
+    one, first, _ = _draining()
+    one.handle(events.ServerDrained(first.server, frozenset("1")), 2.0)
+    assert one.handle(events.StreamMoved("1", False), 3.0) == [], "each stream is tried once"
+    assert one.handle(events.RequestEnded("2"), 4.0) == []
+    assert one.handle(events.RequestEnded("1"), 5.0) == [StopWorker(first.worker)]
+
+
+def test_drain_stops_a_starting_worker() -> None:
+    one = FleetCore(FleetSettings(), SERVERS[:1], MODELS[:1])
+    (rank,) = launches(one.handle(events.RequestArrived("1", "small"), 0.0))
+    assert one.handle(events.ServerDrained(rank.server), 1.0) == [StopWorker(rank.worker)]
+    assert one.handle(events.RankReady(rank.worker), 2.0) == []
+
+
+def test_streams_do_not_move_to_other_arguments_after_a_drain() -> None:
+    one, first, _ = _draining()
+    one.handle(events.RequestArrived("4", "small"), 1.0)
+    assert one.handle(events.ServerDrained(first.server, frozenset("12")), 2.0) == []
+    one.handle(events.ModelRemoved("small"), 3.0)
+    one.handle(events.ModelDeployed(FleetModel("small", 60, 60, COSTS, batch=2)), 3.0)
+    one.handle(events.ServerJoined(replace(SERVERS[3], memory=100)), 4.0)
+    (third,) = launches(one.handle(events.RequestArrived("5", "small"), 5.0))
+    assert one.handle(events.RankReady(third.worker), 6.0) == [DispatchRequest("5", third.group)]
+
+
+def test_restarted_gateway_stops_the_workers_of_a_drained_server() -> None:
+    before = FleetCore(FleetSettings(), SERVERS[:1], MODELS[:1])
+    (rank,) = launches(before.handle(events.RequestArrived("1", "small"), 0.0))
+    after = FleetCore(FleetSettings(), (), MODELS[:1])
+    recovered = events.FleetRecovered((SERVERS[0],), (events.FoundRank(rank, True),), (SERVERS[0].name,))
+    assert after.handle(recovered, 0.0) == [StopWorker(rank.worker)] and not after.groups
+
+
+def test_stream_that_ends_before_its_move_is_not_moved() -> None:
+    one, first, _ = _draining()
+    one.handle(events.ServerDrained(first.server, frozenset("12")), 2.0)
+    assert one.handle(events.RequestEnded("2"), 3.0) == []
+    assert one.handle(events.RequestEnded("3"), 4.0) == []
+
+
+def test_stream_that_moves_to_a_drained_server_is_not_moved_again() -> None:
+    one, first, second = _draining()
+    one.handle(events.ServerDrained(first.server, frozenset("1")), 2.0)
+    one.handle(events.ServerDrained(second.server, frozenset("13")), 3.0)
+    (third,) = launches(one.handle(events.ServerJoined(SERVERS[1]), 4.0))
+    assert one.handle(events.RankReady(third.worker), 5.0) == [MoveStream("3", second.group, third.group)]
+
+
+def test_drain_starts_no_more_workers_after_failed_starts() -> None:
+    model = FleetModel("small", 60, 60, COSTS, batch=2)
+    one = FleetCore(FleetSettings(retries=0), [SERVERS[0], SERVERS[2]], [model])
+    (first,) = launches(one.handle(events.RequestArrived("1", "small"), 0.0))
+    one.handle(events.RankReady(first.worker), 1.0)
+    (second,) = launches(one.handle(events.ServerDrained(first.server, frozenset("1")), 2.0))
+    assert one.handle(events.WorkerEnded(second.worker, "no space left on device"), 3.0) == []
+    assert one.handle(events.Tick(), 1000.0) == []
+
+
+def test_streams_of_a_drained_server_do_not_move_to_a_pipeline() -> None:
+    """The pipeline would move them again while they move."""
+    model = FleetModel("m", 40, 60, COSTS, batch=2)
+    single = LaunchRank("m#1.0", "m#1", "m", 0, 1, 1, "s0", 0, 40, 0, 60, inf, 1)
+    ranks = [
+        LaunchRank(f"m#2.{n}", "m#2", "m", n, 2, 0, f"s{2 * n + 1}", 0, 20, 0, 30, inf, 2) for n in range(2)
+    ]
+    one = FleetCore(FleetSettings(consolidate=False), (), [model])
+    found = tuple(events.FoundRank(rank, True) for rank in (single, *ranks))
+    one.handle(events.FleetRecovered(tuple(SERVERS), found), 0.0)
+    assert one.handle(events.RequestArrived("1", "m"), 1.0) == [DispatchRequest("1", "m#1")]
+    assert one.handle(events.ServerDrained("s0", frozenset("1")), 2.0) == []
+    assert one.handle(events.RequestArrived("2", "m"), 3.0) == [DispatchRequest("2", "m#2")]

@@ -244,3 +244,28 @@ async def test_stream_stopped_after_its_last_token_sends_no_request(tmp_path: Pa
         assert _ids(await asked) == generated("p", 5)
         (server,) = stage.rig.servers()
         assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("can_move", [True, False])
+async def test_drained_server_stops_when_its_streams_have_moved(tmp_path: Path, can_move: bool) -> None:
+    async with fleet(tmp_path) as stage:
+        _paced(stage, 0.02)
+        stage.deploy(deployment("a", most=1))
+        # A stream with a seed cannot be resumed.
+        more: dict[str, Any] = {"temperature": 0} if can_move else {"seed": 1}
+        asked = asyncio.create_task(stage.events("a", "p", max_tokens=100, **more))
+        facts = stage.control.facts.get_model("a")
+        await wait_until(lambda: facts.chunks_streamed >= 3)
+        (first,) = stage.rig.servers()
+        (worker,) = stage.control.core.groups["a#1"].workers
+        stage.control.drain(worker.server)
+        if can_move:
+            await wait_until(first.ended.done)
+            assert not asked.done(), "the worker stops before its stream would have ended"
+        assert _ids(await asked) == generated("p", 100)
+        await wait_until(first.ended.done)
+        assert stage.control.moves.moved_count == int(can_move)
+        assert stage.control.readmitted_count == 0
+        assert (await stage.ask("a", pieces=1))[0] == 200
+        (group,) = stage.control.core.groups.values()
+        assert group.workers[0].server != worker.server
