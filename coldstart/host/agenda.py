@@ -41,7 +41,7 @@ class TrackedRequest:
 class Agenda:
     """Open requests and timers of one decision core.
 
-    `waiting` maps each request without a group to the time since when it has waited, in order of these times. A request may
+    `waiting` maps each request without a group to the time at which its wait began, in order of these times. A request may
     wait for `hold_s` seconds.
     """
 
@@ -100,7 +100,7 @@ class Agenda:
         heappush(self._timers, (time, self._number, kind, name))
 
     def deadline(self) -> float:
-        """Return when the next timer is due or the next request expires, or infinity if there is neither."""
+        """Return the earliest time at which a timer is due or a request expires, or infinity if there is neither."""
         expires = next(iter(self.waiting.values()), inf) + self.hold_s
         return min(expires, self._timers[0][0]) if self._timers else expires
 

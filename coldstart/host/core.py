@@ -158,7 +158,7 @@ class Core:
         yield from self._order_tier_changes()
 
     def _settle(self, now: float) -> None:
-        """Delete retired models, drain those that still run, and evict models whose measured memory exceeds the capacity."""
+        """Delete stopped retired models, drain other retired models, and evict models if they use more than the capacity."""
         self._is_unsettled = False
         self.residents.delete_retired()
         evict_excess(self.residents, now)
@@ -177,14 +177,14 @@ class Core:
             self.residents.drain(model, model.spec.tiers[-1], now, why)
 
     def _schedule_check(self, model: Model) -> None:
-        """Plan the next check of a model, unless an earlier check is planned, which then plans the next one."""
+        """Schedule a check of a model at its due time, unless a check that is due earlier is already scheduled."""
         due, name = self._find_due_time(model), model.spec.name
         if due < self._checks.get(name, inf):
             self._checks[name] = due
             self.agenda.add_timer(due, CHECK, name)
 
     def _find_due_time(self, model: Model) -> float:
-        """Return when the model must be stopped or restarted even without an event, or infinity if it need not be."""
+        """Return the time at which the model must be stopped or restarted if no event occurs, or infinity if never."""
         if model.state is ModelState.FAILED and (
             model.repeats_start or self.residents.restarts_by_itself(model)
         ):

@@ -68,9 +68,9 @@ def _choose_victims(
 def _ask_policy(
     residents: Residents, candidates: list[str], place: Place, need: int, now: float
 ) -> list[str]:
-    """Return the victims that the policy chooses to free `need` bytes on a device.
+    """Return those of `candidates` that the policy chooses to free `need` bytes on the device `place`.
 
-    The policy knows only the total memory of each model.
+    The policy knows only the total memory of each model, so `need` is converted to a total.
     """
     if place is not None:
         candidates = [name for name in candidates if residents.device.reserved_bytes(name, place)]
@@ -90,9 +90,9 @@ def _evict(
     stop: bool,
     evicted_for: str | None = None,
 ) -> bool:
-    """Drain the victims if that frees the needed bytes on each device and at least `surplus` models. Return whether it does.
+    """Drain the victims if they free the bytes in `needs` on each device and at least `surplus` of them are resident.
 
-    Each victim moves to its next lower tier, or to `stopped` if `stop` is set.
+    Return whether they are drained. Each moves to its next lower tier, or to `stopped` if `stop` is set.
     """
     out = sum(residents.models[name].is_resident for name in victims)
     if out < surplus:

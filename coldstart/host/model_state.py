@@ -73,7 +73,9 @@ class Model:
     def start(self, now: float) -> None:
         self._require_state("start", *STARTABLE)
         if now < self.retry_at:
-            raise IllegalTransitionError(f"model {self.spec.name} must not start before {self.retry_at}")
+            raise IllegalTransitionError(
+                f"model {self.spec.name} must not start for another {self.retry_at - now:.1f} s"
+            )
         self._enter(ModelState.STARTING, now)
 
     def record_ready(self, now: float, seconds: float) -> None:
@@ -108,7 +110,10 @@ class Model:
     def record_failure(
         self, failure: Failure, now: float, backoff_s: float, backoff_max_s: float, *, external: bool = False
     ) -> None:
-        """Record that the model's process exited or failed to start. The caller must end the model's requests."""
+        """Record that the model's process exited or failed to start. The caller must end the model's requests.
+
+        If `external` is set, the model is not the cause. The module docstring explains the time until the next start.
+        """
         self._require_state("fail", *RESIDENT, ModelState.ASLEEP)
         self.failure, self.tier = failure, self.spec.tiers[-1]
         killed = external and self.state is ModelState.STARTING

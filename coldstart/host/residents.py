@@ -20,7 +20,7 @@ Place = int | None
 
 
 def count_device_bytes(size: int, devices: tuple[int, ...], place: Place) -> int:
-    """Return the bytes of a model on device `place` (None: all devices) if it is spread evenly over `devices`, as with TP."""
+    """Return how many of a model's `size` bytes are on `place` if they are spread evenly over `devices`, as with TP."""
     if place is None:
         return size
     return -(-size // len(devices)) if place in devices else 0
@@ -207,7 +207,7 @@ class Residents:
         return model.spec.tiers[-1] if stop else self.find_lower_tier(model)
 
     def find_freed_bytes(self, name: str, stop: bool = False, place: Place = None) -> int:
-        """Return how many bytes an eviction of the model would free on a device, or on all devices together."""
+        """Return how many bytes on `place` are freed if the model moves to the tier that `find_eviction_tier` returns."""
         return self._count_freed_bytes(self.models[name], self.find_eviction_tier(name, stop), place)
 
     def _count_freed_bytes(self, model: Model, target: Tier, place: Place) -> int:

@@ -27,7 +27,7 @@ class Progress:
     """State of a model for which a request is waiting.
 
     `fraction` is the completed part of the start, from 0 to 1. `eta_s` is the estimated time in seconds until the model is
-    ready. `step` is the progress that the starting server reported, as a JSON object. None means unknown.
+    ready. `step` is the progress that the starting server reported, as a JSON object. A field that is None is unknown.
     """
 
     model: str

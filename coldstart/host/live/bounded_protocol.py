@@ -32,7 +32,7 @@ MAX_UNSENT = 128 << 10
 
 
 class _LimitExceededError(Exception):
-    """A request exceeds a limit. It is raised inside the parser, which then stops."""
+    """Error for a request that exceeds a limit. Callbacks of the parser raise it in order to stop the parser."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -171,7 +171,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(413, f"the request body has more than {self._limits.body_bytes} bytes")
 
     def _refuse(self, status: int, reason: str) -> None:
-        """Stop the parser. `_parse` then sends the error response."""
+        """Stop the parser, and make `_parse` send an error response with this HTTP status and reason."""
         self._refusal = status, reason
         raise _LimitExceededError(reason)
 

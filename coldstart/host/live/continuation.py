@@ -131,7 +131,7 @@ class Continuation:
         return len(self.tokens) > self.clean_count
 
     def build_next_request(self, path: str) -> tuple[str, bytes]:
-        """Return the path and body of the next request: first the client's own request, later one for the remaining tokens."""
+        """Return path and body of the next request: first the client's own, later one that requests the remaining tokens."""
         self._rest, self.error = b"", ""
         if self.prompt is None:
             return path, self._body({**self.document, "return_token_ids": True})
@@ -142,12 +142,15 @@ class Continuation:
         return COMPLETIONS, self._body(self._remaining())
 
     def build_warmup_request(self, kv: Mapping[str, str] | None = None) -> bytes:
-        """Build a one-token request that makes a server compute or load the KV cache of the tokens generated so far."""
+        """Build a one-token request that makes a server compute the KV cache of all tokens so far, or load it with `kv`."""
         more = {name: self.document[name] for name in ("cache_salt",) if name in self.document}
         return self._one_token(self._so_far(), more | ({} if kv is None else {PARAMETER: kv}))
 
     def build_pin_request(self, request: str, key: str) -> bytes:
-        """Build a completion request that makes the current server retain the KV cache of this stream."""
+        """Build a completion request that makes the current server retain the KV cache of this stream.
+
+        `request` is the stream's request ID at that server, whose handover key is `key`.
+        """
         known = [*(self.prompt or ()), *self.tokens]
         pin = handover.Pin(request, len(known), handover.digest_tokens(known))
         return self._one_token(known[:1], {PARAMETER: handover.sign(key, pin)})
@@ -178,7 +181,7 @@ class Continuation:
         return json.dumps(document).encode()
 
     def filter_chunk(self, chunk: bytes) -> bytes:
-        """Return the complete events that the client should receive. An incomplete event is buffered until its rest arrives.
+        """Return the complete events for the client. An incomplete event is buffered until the rest of it arrives.
 
         If the stream cannot continue with the output of this server, set `error`.
         """

@@ -144,7 +144,7 @@ class Driver(RequestRouter[Ticket]):
         """Admit a request again if the next server can continue its stream, or if its server aborted it. Otherwise return None.
 
         A request is not retried if its connection was lost before the response began, because the request may have
-        crashed the server. Each request is retried at most once, because it may have caused both failures.
+        crashed the server. Each request is retried at most once: if a second server fails, the request may be the cause.
         """
         has_begun = ticket.continuation is not None and bool(ticket.continuation.tokens)
         is_resumable = (has_begun or isinstance(error, AbortedError)) and not ticket.earlier_tries

@@ -129,7 +129,10 @@ class Exchange:
         return str(self.scope["raw_path"].partition(b"?")[0].decode("ascii"))
 
     async def _await_grant(self, ticket: Ticket) -> Replica:
-        """Wait until a server is granted, sending SSE comments to keep a stream alive. Raises AdmissionRefusedError."""
+        """Wait for a server and return it. If the response is a stream, send SSE comments meanwhile, which keep it open.
+
+        Raises AdmissionRefusedError if the request is rejected.
+        """
         # All requests wait in the same way, so they continue in the order in which they were granted.
         while not ticket.granted.done():
             limit_s = self.heartbeat_s if self.is_streaming else None
@@ -234,7 +237,7 @@ class Exchange:
     async def _send_error(
         self, status: int, reason: str, retry_after_s: float | None = None, hint: str = ""
     ) -> None:
-        """Send an error response with the request ID, which the log contains too, or an error event if a stream has begun."""
+        """Send an error response or, if a stream has begun, an error event. It contains the request ID that the log shows."""
         number = self.id.decode()
         if self.status or status >= 500:
             reason = f"{reason} (request {number})"

@@ -54,7 +54,7 @@ class GatewayServer(uvicorn.Server):
             connection.transport.abort()
 
     async def on_tick(self, counter: int) -> bool:
-        """Call `check_files` once per second. Uvicorn calls this method ten times per second."""
+        """Call `check_files` in every tenth call, which is once per second. Return whether the server must exit (uvicorn)."""
         if counter % 10 == 0:
             self.check_files()
         return await super().on_tick(counter)

@@ -169,7 +169,7 @@ class ServerLifecycle:
         return {str(VLLM_SERVER_DEV_MODE): "1"} if any(tier.name.startswith(_SLEEP) for tier in tiers) else {}
 
     async def _await_ready(self, replica: LocalReplica, waited_s: float) -> bool:
-        """Wait for the server, and return whether it became ready. Its start had waited `waited_s` seconds for a template."""
+        """Wait for the server, and return whether it became ready. `waited_s` is how long the start waited for a template."""
         left = self._ready_timeout_s - (self.clock() - replica.began)
         if not (await asyncio.wait([replica.server.ready], timeout=left))[0]:
             self.log.write("start aborted", model=replica.name, reason=self._too_late())

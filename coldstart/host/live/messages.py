@@ -228,7 +228,7 @@ def filter_response_headers(headers: Headers, *, streams: bool) -> Headers:
 
 
 def format_timing(replica: Replica, ticket: Ticket, first_s: float | None) -> str:
-    """Format the Server-Timing header of a request whose first chunk arrived after `first_s` seconds."""
+    """Format the Server-Timing header of a request whose first chunk arrived after `first_s` seconds (None: not yet)."""
     start_s = None if ticket.is_hit else replica.start_s
     marks = (("queued", ticket.queued_s), ("start", start_s), ("first-token", first_s))
     about = {"start": f';desc="{replica.mode}"'} if replica.mode else {}

@@ -144,8 +144,8 @@ class Metrics(Collector):
     def count_response(self, model: str, code: int, queued_s: float | None, first_s: float | None) -> None:
         """Count the response to an admitted request, with the HTTP status `code`.
 
-        The request was forwarded after `queued_s` seconds, and the first chunk arrived after `first_s` seconds. A value
-        is None if this did not happen.
+        The request was forwarded after `queued_s` seconds (None: never). The first chunk of the response arrived after
+        `first_s` seconds (None: never).
         """
         self._responses.labels(model, str(code)).inc()
         if queued_s is not None:

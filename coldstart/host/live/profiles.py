@@ -99,15 +99,15 @@ def create_profile_reader(cache: Cache, *, offline: bool) -> Profiles:
 
 
 def find_template_bytes() -> int:
-    """Return the bytes of memory to reserve for a runtime template, which are 0 on a GPU because it uses no device memory."""
+    """Return the memory in bytes to reserve for a runtime template. On a GPU, it is 0: a template uses no device memory."""
     return RUNTIME_TEMPLATE_BYTES if runtime.targets_cpu() else 0
 
 
 def choose_profile(launch: Launch, found: BundleLookup, memory: int | None = None) -> Profile:
-    """Return the memory and start time of the bundle's verification run. Without one, estimate them on the CPU.
+    """Return the memory and start time that the bundle's verification run recorded. If it recorded none, estimate them.
 
-    `memory` is the size in bytes that the user specified. Raises UsageError if the CPU estimate needs local weights that
-    are missing, or if the GPU memory is unknown, which cannot be estimated because vLLM uses as much as it is allowed to.
+    `memory` is the size in bytes that the user specified. Raises UsageError if the estimate on a CPU needs local weights
+    that are missing, or if the GPU memory is unknown: it cannot be estimated, because vLLM uses all memory that it may use.
     """
     proof, on_cpu = found.bundle and inspection.read_proof(found.bundle), runtime.targets_cpu()
     if proof and (known := memory or (proof.memory_bytes if on_cpu else proof.device_bytes)):
@@ -140,7 +140,7 @@ def estimate_profile(launch: Launch, model: Path | None) -> Profile:
 
 
 def fill_in_device_memory(file: HostFile) -> HostFile:
-    """Set the memory per device to that of the smallest device that a model uses, unless the configuration sets it.
+    """Return `file` with the memory per device set to that of the smallest device that a model uses, unless it is set.
 
     Raises UsageError if a model uses a device that the host cannot see.
     """
@@ -184,7 +184,7 @@ class MemoryMeter:
         self.on_cpu = on_cpu
 
     def measure_pss_bytes(self, pid: int) -> int | None:
-        """Return the proportional set size in bytes on the CPU, or None on a GPU, where reservations are not corrected."""
+        """Return the proportional set size in bytes, or None on a GPU, where the host does not correct reservations."""
         return processes.measure_pss_bytes(processes.list_tree(pid)) if self.on_cpu else None
 
     def measure_gpu_bytes(self, pid: int) -> int | None:

@@ -118,7 +118,8 @@ class RequestRouter(ABC, Generic[T]):
         `is_client_request` is False if an operator starts the model without a request.
 
         Raises:
-            AdmissionRefusedError: The model is unknown or the gateway is stopping. `granted` raises later rejections.
+            AdmissionRefusedError: The model is unknown or the gateway is stopping. If the request is rejected later,
+                `granted` of the returned ticket raises this error.
         """
         if self.facts.stopping:
             raise AdmissionRefusedError(503, self.stopping_reason, 5.0)
@@ -139,7 +140,7 @@ class RequestRouter(ABC, Generic[T]):
     async def readmit_request(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
         """Admit a request again after its server failed. Return its new ticket, or None if no other server can handle it.
 
-        Another server can handle the request if its response has not begun, or if its stream can continue there.
+        Another server can handle the request if its response has not begun, or if its stream can continue on that server.
         """
 
     @abstractmethod

@@ -136,7 +136,7 @@ class ModelHost:
             self._stop(signal.SIGHUP)
 
     async def _answer_stop(self, request: Request) -> Response:
-        """Stop as on the first SIGTERM. Later requests only receive the number of running requests."""
+        """Stop the host as SIGTERM does, unless it is already stopping. Respond with the number of running requests."""
         if not self.caught:
             self._stop(signal.SIGTERM)
         in_flight = sum(len(model.in_flight) for model in self.driver.core.models.values())

@@ -17,7 +17,7 @@ from coldstart.system import secrets
 from coldstart.system.proc import exits
 
 LIMIT = 4 << 20
-"""Maximum size of the log file, and of its previous part, in bytes."""
+"""Maximum size in bytes of the log file, and of the rotated file `NAME.1`."""
 
 BLOCK = 64 << 10
 # Interval in seconds between reads of a followed log.
@@ -31,7 +31,7 @@ class ServerLog:
         self.path, self.before = path, path.with_name(f"{path.name}.1")
 
     def truncate(self, limit: int = LIMIT) -> None:
-        """If the file exceeds `limit` bytes, copy its newest `limit` bytes to the previous file, and truncate it."""
+        """If the log file exceeds `limit` bytes, copy its last `limit` bytes to the rotated file `NAME.1`, and empty it."""
         with suppress(OSError), self.path.open("rb") as file:
             if os.fstat(file.fileno()).st_size > limit:
                 file.seek(-limit, os.SEEK_END)

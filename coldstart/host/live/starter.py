@@ -81,7 +81,7 @@ class StartOrder:
 
 
 def main(descriptor: int) -> None:
-    """Run the starter process: fork a supervisor for each message until the gateway closes the connection."""
+    """Run the starter process: fork a supervisor for each message until the gateway closes the socket `descriptor`."""
     die_with_supervisor()
     die_with_parent(signal.SIGKILL)  # SIGKILL also ends a process that is suspended
     import_start_modules()
@@ -96,7 +96,7 @@ def import_start_modules() -> None:
 
 
 def serve_forever(channel: json_lines.Channel, run: Run) -> None:
-    """Fork one process for each message, which carries the lease and the log as file descriptors."""
+    """Fork a process that calls `run` for each message. A message carries two descriptors: the lease and the log."""
     # Supervisors are not waited for: their leases report how they ended.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for message in channel.iterate_replies():
@@ -250,7 +250,7 @@ def _template(order: StartOrder, level: str, channel: json_lines.Channel) -> int
 
 
 def _guard(template: RunningTemplate, channel: json_lines.Channel, stop: Callable[[], None]) -> int:
-    """Wait until the template exits or its lease ends, then call `stop`.
+    """Wait until the template exits or its lease ends, then call `stop`. Return the exit code 0.
 
     After SIGUSR1, or after a start has discarded an unresponsive template, stop it when its last forked process has exited.
     """

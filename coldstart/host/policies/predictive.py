@@ -68,7 +68,7 @@ def _complete_set(seed: Item, ranked: Sequence[Item], need: int) -> list[Item]:
 
 
 def _remove_unneeded(chosen: list[Item], need: int, price: float) -> list[Item]:
-    """Remove models that are not needed, most expensive first, unless their eviction is worth its credit."""
+    """Return `chosen` without the models that are not needed to free `need` bytes and whose density exceeds `price`."""
     spare = sum(size for _, size, _ in chosen) - need
     for item in sorted(chosen, key=lambda item: (price - item[0]) * item[1]):
         if item[1] <= spare and item[0] > price:
