@@ -95,13 +95,15 @@ class ServerClient:
             self._require_success(status, body)
         return body
 
-    def call(self, path: str, payload: object = None, required: Collection[str] = ()) -> dict[str, Any]:
+    def call(
+        self, path: str, payload: object = None, required_fields: Collection[str] = ()
+    ) -> dict[str, Any]:
         """Send a GET request, or a POST request with `payload` as JSON, and return the JSON object of the response.
 
         Args:
             path: Path below the URL of the server.
             payload: JSON document to post; None sends a GET request.
-            required: Fields that the response of this kind of server contains.
+            required_fields: Fields that the response of this kind of server contains.
 
         Raises:
             CommandFailedError: No server responds in time, a different kind of server responds, or it rejects the request.
@@ -110,7 +112,7 @@ class ServerClient:
         with self._explain_unreachable():
             status, content = self._request_body("GET" if body is None else "POST", path, body)
             document = self._require_success(status, content)
-        if not document.keys() >= set(required):
+        if not document.keys() >= set(required_fields):
             raise self._describe_wrong_server(status)
         return document
 

@@ -46,12 +46,12 @@ def declare_settings(
         value, text = overrides.get(name, defaults[name]), setting.help
         kind: Any = _find_type(types[name], setting)
         if is_optional:
-            is_size = setting.unit == "SIZE"
+            is_size = setting.metavar == "SIZE"
             text += "" if value in (MISSING, None) or is_size else f" Default: {value}."
             kind, value = (str if is_size else types[name]) | None, None
         elif isinstance(value, list):
             kind, text = list[kind], f"{text} Repeatable."
-        annotation = Annotated[kind, typer.Option(setting.flag, help=text, metavar=setting.unit)]
+        annotation = Annotated[kind, typer.Option(setting.flag, help=text, metavar=setting.metavar)]
         return inspect.Parameter(
             setting.option,
             inspect.Parameter.KEYWORD_ONLY,
@@ -64,7 +64,7 @@ def declare_settings(
 
 
 def _find_type(kind: Any, setting: Setting) -> Any:
-    if setting.unit == "FILE":
+    if setting.metavar == "FILE":
         return Path | None
     return list[str] | None if get_origin(kind) is tuple else kind
 

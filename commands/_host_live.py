@@ -54,7 +54,7 @@ def register_commands(app: typer.Typer) -> None:
 
 def status(common: Common, url: Annotated[str, _declare_url("STATUS")] = URL, api_key: Key = None) -> None:
     """Show the state of a running host. The output lists models, tiers, memory, requests and last starts."""
-    document = _connect(common, url, api_key).call("/status", required={"host", "models"})
+    document = _connect(common, url, api_key).call("/status", required_fields={"host", "models"})
     common.out.print_result(document, lambda: render(document))
 
 

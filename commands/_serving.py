@@ -19,7 +19,7 @@ from coldstart.commands._options import Common
 from coldstart.commands._output import format_table
 
 from coldstart.contract import environment
-from coldstart.contract.fallback import Fallback, decode
+from coldstart.contract.fallback import Fallback, decode_fallbacks
 from coldstart.contract.plan import READY_FD_ENV
 from coldstart.errors import CommandFailedError
 from coldstart.system import secrets
@@ -157,7 +157,7 @@ def print_advice(
 
     if exposure := listening.describe_exposure(plan.vllm_args, os.environ):
         common.out.warn(exposure)
-    if advice := describe_faster_start(request.lookup, report["ready_s"], decode(report["absent"])):
+    if advice := describe_faster_start(request.lookup, report["ready_s"], decode_fallbacks(report["absent"])):
         common.out.print_note(advice)
 
 
@@ -176,7 +176,7 @@ def describe_faster_start(
 
 def print_start_report(common: Common, report: dict[str, Any]) -> None:
     """Print the fallbacks of a start, then its URL, mode and seconds, and the longest phase if the start was slow."""
-    for fallback in decode(report["fallbacks"]):
+    for fallback in decode_fallbacks(report["fallbacks"]):
         common.out.warn(str(fallback))
     ready = f"{report['url']}  {report['mode']}, ready in {report['ready_s']:.2f} s"
     more = "" if common.out.verbose else "; -v shows all phases"

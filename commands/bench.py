@@ -12,14 +12,14 @@ from coldstart.commands._options import command as declare
 
 from coldstart.bench import starts
 from coldstart.bench.benchmark import run
-from coldstart.bench.run_order import BenchRequest
+from coldstart.bench.run_order import BenchOptions
 from coldstart.errors import CommandFailedError
 
 
-@declare(takes_vllm_args=True, exports=True, settings=BenchRequest)
+@declare(takes_vllm_args=True, exports=True, settings=BenchOptions)
 def command(common: Common, exports: Exports, settings: dict[str, Any], model: Model) -> None:
     """Run the benchmark, write the exports, print the report, and fail if a check failed."""
-    request = BenchRequest(model, common.vllm_args, offline=common.offline, cache=common.cache, **settings)
+    request = BenchOptions(model, common.vllm_args, offline=common.offline, cache=common.cache, **settings)
     with common.out.show_phase("measure cold starts") as step:
         document = run(request, step, lambda document: exports.write_partial(starts.build_report(document)))
     files = write_report(common.out, exports, starts.build_report(document))

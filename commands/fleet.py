@@ -159,7 +159,7 @@ def deploy(
 @declare()
 def status(common: Common, url: Url = None, admin_key: Key = None) -> None:
     """Show the status of a fleet. The output lists servers, models and workers."""
-    document = _connect(common, url, admin_key).call("/fleet/status", required={"gateway", "models"})
+    document = _connect(common, url, admin_key).call("/fleet/status", required_fields={"gateway", "models"})
     common.out.print_result(document, lambda: render(document))
 
 

@@ -152,7 +152,7 @@ def run(
         if arguments := file.catalogue.launches[name].args:
             _serving.print_adopted_arguments(common, lender, arguments)
     limits_notes = configuration.describe_limits(
-        file, hardware.measure_engine_memory(), find_template_bytes()
+        file, hardware.find_engine_memory_capacity(), find_template_bytes()
     )
     for note in (*file.notes, *limits_notes):
         common.out.warn(note)

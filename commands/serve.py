@@ -11,7 +11,7 @@ from coldstart.commands import _serving
 from coldstart.commands._options import Common, Model, Revision, Untrusted
 from coldstart.commands._options import command as declare
 
-from coldstart.contract.fallback import decode, encode
+from coldstart.contract.fallback import decode_fallbacks, encode
 from coldstart.errors import UsageError
 from coldstart.launch import modes
 from coldstart.scheduling.settings import SchedulerSettings
@@ -171,7 +171,7 @@ def _format_plan(planned: Mapping[str, Any], where: str) -> str:
     no_bundle = "none; would be built first" if planned["materializes"] else "none"
     name = (planned["bundle"] or no_bundle).partition("@")[0]
     bundle = f"{name}:v{planned['version']}" if planned["bundle"] else no_bundle
-    fallbacks = [f"fallback  {fallback}" for fallback in decode(planned["fallbacks"])]
+    fallbacks = [f"fallback  {fallback}" for fallback in decode_fallbacks(planned["fallbacks"])]
     if planned["downloads"]:
         fallbacks.append(f"download  {', '.join(planned['downloads'])}")
     return "\n".join(

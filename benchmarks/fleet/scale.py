@@ -29,7 +29,7 @@ from coldstart.fleet.core import FleetCore
 from coldstart.fleet.events import Action, Event
 from coldstart.fleet.specification import Costs, FleetModel, FleetSettings, ServerSpec
 from coldstart.lab.fleet import simulate
-from coldstart.lab.records import ModelRequest
+from coldstart.lab.records import SimulatedRequest
 
 GB, HOUR_S, DAY_S = 10**9, 3600.0, 86_400.0
 SERVERS, MODELS, RATE, SKEW, IDLE_S, LOST_S = 1_000, 10_000, 4.0, 2.0, 900.0, 600.0
@@ -60,7 +60,7 @@ class TimedCore(FleetCore):
         return actions
 
 
-def draw_requests(end_s: float) -> Iterator[ModelRequest]:
+def draw_requests(end_s: float) -> Iterator[SimulatedRequest]:
     random = np.random.default_rng(0)
     weights = np.exp(SKEW * random.standard_normal(MODELS))
     chosen = random.choice(MODELS, int(RATE * DAY_S * 2), p=weights / weights.sum())
@@ -70,7 +70,7 @@ def draw_requests(end_s: float) -> Iterator[ModelRequest]:
         now += random.exponential(1 / rate)
         if now > end_s:
             return
-        yield ModelRequest(now, f"m{model}", 1.5, 0.04, int(random.integers(20, 400)))
+        yield SimulatedRequest(now, f"m{model}", 1.5, 0.04, int(random.integers(20, 400)))
 
 
 def draw_faults(servers: list[ServerSpec], end_s: float) -> list[tuple[float, Event]]:

@@ -118,7 +118,9 @@ class Part:
 
     def start(self, name: str, launcher: Launcher) -> dict[str, Any]:
         """Start a server, measure it until it has answered, and end it."""
-        settings = measure.RunSettings((PROMPT,), TOKENS, min(START_S, self.left()), steady=False)
+        settings = measure.RunSettings(
+            (PROMPT,), TOKENS, min(START_S, self.left()), measure_steady_state=False
+        )
         shutil.rmtree(self.logs / name, ignore_errors=True)
         before = measure.read_cpu_s()
         with run_server(launcher, self.logs / name) as server:

@@ -39,7 +39,7 @@ class ShadowCache:
                 self.policy.record_eviction(victim, now)
             self.resident.add(model)
             self.used += cost.memory
-            self.policy.record_load(model, now)
+            self.policy.record_load_start(model, now)
         return cost.penalty_s
 
 
@@ -57,7 +57,7 @@ class SRRIP:
         if resident:
             self._prediction[model] = 0
 
-    def record_load(self, model: str, now: float) -> None:
+    def record_load_start(self, model: str, now: float) -> None:
         self._prediction[model] = self._last - 1
 
     def record_eviction(self, model: str, now: float) -> None:

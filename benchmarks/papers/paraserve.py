@@ -41,7 +41,7 @@ from coldstart.fleet.roster import Roster
 from coldstart.fleet.sizing import Offer, list_schemes
 from coldstart.fleet.specification import Costs, FleetModel, FleetSettings, Overlap, ServerSpec
 from coldstart.lab.fleet import simulate
-from coldstart.lab.records import ModelRequest, Replay, tabulate
+from coldstart.lab.records import Replay, SimulatedRequest, tabulate
 
 GB = 10**9
 CALIBRATION = load("fleet-cold-ttft")
@@ -82,7 +82,10 @@ class System:
     roster: Roster
 
     def simulate(
-        self, requests: Sequence[ModelRequest], servers: Sequence[ServerSpec], models: Sequence[FleetModel]
+        self,
+        requests: Sequence[SimulatedRequest],
+        servers: Sequence[ServerSpec],
+        models: Sequence[FleetModel],
     ) -> Replay:
         move_s = MOVE_S.get(self.name, 0.0)
         models = [replace(model, held_twice=float(self.name == OWN)) for model in models]
@@ -124,8 +127,8 @@ def make_servers(
     return [ServerSpec(f"{kind}-{n}", gb * GB, network, rate, devices) for n in range(count)]
 
 
-def one_request(size: str, tokens: int = 2) -> ModelRequest:
-    return ModelRequest(0.0, size, FIT["first_s"], SIZES[size][1], tokens)
+def one_request(size: str, tokens: int = 2) -> SimulatedRequest:
+    return SimulatedRequest(0.0, size, FIT["first_s"], SIZES[size][1], tokens)
 
 
 def figure5() -> Found:
@@ -210,7 +213,7 @@ def draw_invocations(cv: float, seed: int, skew: float = SKEW) -> tuple[Any, Any
     return np.concatenate(times), np.repeat(np.arange(count), counts)
 
 
-def draw_requests(rate: float, cv: float, seed: int, skew: float = SKEW) -> list[ModelRequest]:
+def draw_requests(rate: float, cv: float, seed: int, skew: float = SKEW) -> list[SimulatedRequest]:
     """Return a sample of the invocations, with lengths."""
     times, who = draw_invocations(cv, seed, skew)
     random, names = np.random.default_rng(round(1000 * rate)), [model.name for model in models(Costs())]
@@ -221,12 +224,12 @@ def draw_requests(rate: float, cv: float, seed: int, skew: float = SKEW) -> list
         application, size, _ = name.split("/")
         tokens = round(random.lognormal(log(APPLICATIONS[application][0]) - SPREAD**2 / 2, SPREAD))
         most = min(MOST_TOKENS, max(1, tokens))
-        found.append(ModelRequest(time, name, FIT["first_s"], SIZES[size][1], most))
+        found.append(SimulatedRequest(time, name, FIT["first_s"], SIZES[size][1], most))
     return found
 
 
 def attained(
-    name: str, requests: Sequence[ModelRequest], scale: float = 1.0, *, tpot: bool = False
+    name: str, requests: Sequence[SimulatedRequest], scale: float = 1.0, *, tpot: bool = False
 ) -> Series[bool]:
     """Return whether each request met its limit, by application."""
     of = system(name)
@@ -302,7 +305,7 @@ def figure15() -> Found:
     trace = read_csv(HERE / "traces" / "azure_functions_2021.csv.xz")
     names = trace["function"].astype(str)
     arrivals = list(zip((trace["gap"].cumsum() / 1e7).tolist(), names, strict=True))
-    requests = [ModelRequest(at, name, FIT["first_s"], SIZES["7b"][1], 200) for at, name in arrivals]
+    requests = [SimulatedRequest(at, name, FIT["first_s"], SIZES["7b"][1], 200) for at, name in arrivals]
     for name in (VLLM, PAPER, OWN):
         of = system(name)
         one = llama("7b", of.costs, idle_s=300.0)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from coldstart.bench import compare, result
 from coldstart.bench.measure import RunSettings
-from coldstart.bench.run_order import BenchRequest
+from coldstart.bench.run_order import BenchOptions
 from coldstart.bench.runner import Bench, BenchRuns, Progress
 from coldstart.models import resolution
 from coldstart.validate.launchers import ModelUnderTest, create_launchers
@@ -23,7 +23,7 @@ INCOMPLETE_FAILURE = "the benchmark was interrupted before its last run"
 
 
 def run(
-    request: BenchRequest,
+    request: BenchOptions,
     progress: Progress,
     save_partial: Callable[[result.Document], None] = lambda _: None,
 ) -> result.Document:
@@ -50,7 +50,9 @@ def run(
         document["failures"].append(INCOMPLETE_FAILURE)
         save_partial(document)
 
-    settings = RunSettings(PROMPTS, ready_timeout_s=request.ready_timeout_s, steady=request.steady)
+    settings = RunSettings(
+        PROMPTS, ready_timeout_s=request.ready_timeout_s, measure_steady_state=request.measure_steady_state
+    )
     with tempfile.TemporaryDirectory(prefix="coldstart-bench-") as name:
         starters = create_launchers(subject, request.mode_names, Path(name))
         bench = Bench(starters, settings, Path(name), progress, on_run=save_incomplete)
@@ -67,7 +69,7 @@ def run(
     return document
 
 
-def prepare_subject(request: BenchRequest) -> ModelUnderTest:
+def prepare_subject(request: BenchOptions) -> ModelUnderTest:
     """Resolve the model of a benchmark and download its files.
 
     Raises the errors of `resolution.resolve` and `resolution.ensure_weights`.

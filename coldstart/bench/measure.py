@@ -64,7 +64,7 @@ class RunSettings:
     prompts: Sequence[str]
     max_tokens: int = 64
     ready_timeout_s: float = 900.0
-    steady: bool = True
+    measure_steady_state: bool = True
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def measure(
         spans=Timeline([*harness.spans, *reported_spans.spans]).describe_spans(server.launched_s),
         responses=complete_sequentially(client, settings.prompts, settings.max_tokens),
         steady=measure_steady_state(client, settings.prompts, settings.max_tokens)
-        if settings.steady
+        if settings.measure_steady_state
         else None,
         readiness=readiness,
     )

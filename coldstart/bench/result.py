@@ -62,13 +62,15 @@ def list_failures(measured: BenchRuns) -> list[str]:
         # Without compiled code, rounding may select a different token.
         if mode != run_order.VLLM_EAGER and _has_reference_tokens(mode, measured) is False:
             reasons.append(f"{mode}: tokens differ from those of {run_order.REFERENCE}")
-        reasons += [f"{mode}: the fast path was not used: {reason}" for reason in list_slow_paths(runs)]
+        reasons += [
+            f"{mode}: the fast path was not used: {reason}" for reason in list_slow_path_reasons(runs)
+        ]
     if not measured.runs and not reasons:
         reasons.append("no mode could run")
     return reasons
 
 
-def list_slow_paths(runs: Iterable[MeasuredRun]) -> list[str]:
+def list_slow_path_reasons(runs: Iterable[MeasuredRun]) -> list[str]:
     """Return the distinct reasons why coldstart runs did not use their fast path."""
     reasons: dict[str, None] = {}
     for run in runs:
@@ -111,7 +113,7 @@ def _summarize_mode(mode: str, measured: BenchRuns, floors: Mapping[str, Summary
         "tokens_identical": _has_reference_tokens(mode, measured),
         "steady": _summarize_steady(measured.steady(mode), measured.steady(run_order.REFERENCE)),
         "fast_path": runs[-1].readiness.get("fast_path"),
-        "fallbacks": list_slow_paths(runs),
+        "fallbacks": list_slow_path_reasons(runs),
         "samples": [
             {"round": run.round, "first_token_s": run.first_token_s, "cpu_s": run.cpu_s} for run in runs
         ],

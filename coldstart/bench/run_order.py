@@ -29,7 +29,7 @@ REFERENCE = VLLM_WARM
 
 
 @dataclass(frozen=True)
-class BenchRequest:
+class BenchOptions:
     """Options of a benchmark. The benchmark fails if a mode requested by name cannot run.
 
     Raises UsageError if a value is out of range or a mode is unknown.
@@ -45,7 +45,7 @@ class BenchRequest:
         "--modes",
         "M,...",
     )
-    steady: bool = setting(
+    measure_steady_state: bool = setting(
         True, "Also measure latency and throughput after the start.", "--steady/--no-steady"
     )
     ready_timeout_s: float = setting(
@@ -94,7 +94,7 @@ class BenchRequest:
         """Return the command line of an equivalent benchmark."""
         line = ["coldstart", "bench", self.model, "--runs", str(self.runs), "--warmup", str(self.warmup)]
         line += ["--modes", self.modes] if self.modes else []
-        line += [] if self.steady else ["--no-steady"]
+        line += [] if self.measure_steady_state else ["--no-steady"]
         return [*line, "--", *self.vllm_args] if self.vllm_args else line
 
 

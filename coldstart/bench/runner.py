@@ -112,8 +112,8 @@ class Bench:
         self.progress(f"{launcher.mode} {name} ({self._runs_started} of {self._runs_planned}) ...")
         try:
             # vllm-cold differs from vllm-warm only in its start.
-            steady = self.settings.steady and launcher.mode != run_order.VLLM_COLD
-            finished = run(launcher, directory, replace(self.settings, steady=steady), index)
+            steady = self.settings.measure_steady_state and launcher.mode != run_order.VLLM_COLD
+            finished = run(launcher, directory, replace(self.settings, measure_steady_state=steady), index)
         except ColdstartError as error:
             _require_bundle(error)
             measured.failed.add(launcher.mode)
@@ -122,7 +122,7 @@ class Bench:
         started = finished.readiness.get("mode", finished.mode)
         if started != finished.mode:
             reasons = (
-                "; ".join(map(str, fallback.decode(finished.readiness.get("fallbacks"))))
+                "; ".join(map(str, fallback.decode_fallbacks(finished.readiness.get("fallbacks"))))
                 or "no reason reported"
             )
             measured.drop_mode(finished.mode, f"the server started in mode {started} instead: {reasons}")

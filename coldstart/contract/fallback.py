@@ -30,6 +30,6 @@ def encode(fallbacks: Iterable[Fallback]) -> list[dict[str, str]]:
     return [fallback.encode() for fallback in fallbacks]
 
 
-def decode(document: object) -> list[Fallback]:
+def decode_fallbacks(document: object) -> list[Fallback]:
     """Parse the `fallbacks` field of a ready file. None means no fallbacks. Raises ValueError if it is invalid."""
     return msgspec.convert(() if document is None else document, list[Fallback])

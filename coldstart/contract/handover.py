@@ -57,7 +57,7 @@ def sign(key: str, message: Message) -> dict[str, str]:
     return {_MESSAGE: text, _SIGNATURE: _signature(key, text)}
 
 
-def read(key: str, parameters: Mapping[str, Any] | None) -> Message | None:
+def verify_and_decode(key: str, parameters: Mapping[str, Any] | None) -> Message | None:
     """Verify and decode the message in a request's `kv_transfer_params`, or return None if there is no message.
 
     Raises:

@@ -130,7 +130,7 @@ class Residents:
         for name, model in self.models.items():
             if self.device.reserved_bytes(name) and model.state is not ModelState.DRAINING:
                 self.policy.record_request(name, now, False)
-                self.policy.record_load(name, now)
+                self.policy.record_load_start(name, now)
 
     def delete_retired(self) -> None:
         """Delete retired models that have stopped."""
@@ -253,7 +253,7 @@ class Residents:
         model.start(now)
         self.update_cost(model)
         if not known:
-            self.policy.record_load(model.spec.name, now)
+            self.policy.record_load_start(model.spec.name, now)
         return model.tier
 
     def drain(self, model: Model, target: Tier, now: float, why: str, evicted_for: str | None = None) -> None:
@@ -278,7 +278,7 @@ class Residents:
         self.device.record(model.spec.name, model.observed.memory_in(model.tier))
         self.update_cost(model)
         if self.device.reserved_bytes(model.spec.name):
-            self.policy.record_load(model.spec.name, now)
+            self.policy.record_load_start(model.spec.name, now)
 
     def record_ready(self, model: Model, now: float, seconds: float) -> None:
         model.record_ready(now, seconds)

@@ -21,14 +21,14 @@ from coldstart.fleet.reservations import NetworkLink
 from coldstart.fleet.roster import Roster
 from coldstart.fleet.specification import Costs, FleetModel, FleetSettings, ServerSpec
 from coldstart.lab.loop import Call, EventLoop, Timer
-from coldstart.lab.records import ModelRequest, Replay, RequestRecord
+from coldstart.lab.records import Replay, RequestRecord, SimulatedRequest
 
 
 @dataclass(slots=True)
 class _Stream:
     """Request in its current group: the tokens decoded before `first_token_s`, and the seconds per token after that."""
 
-    request: ModelRequest
+    request: SimulatedRequest
     record: RequestRecord
     tokens_done: float = 0.0
     first_token_s: float = 0.0
@@ -44,7 +44,7 @@ class _Process:
 
 
 def simulate(
-    requests: Iterable[ModelRequest],
+    requests: Iterable[SimulatedRequest],
     servers: Sequence[ServerSpec],
     models: Iterable[FleetModel],
     settings: FleetSettings,
@@ -78,7 +78,7 @@ class _Fleet:
         self._group_of_request: dict[str, str] = {}
         self._move_target: dict[str, str] = {}
 
-    def replay(self, requests: Iterable[ModelRequest], faults: Sequence[tuple[float, Event]]) -> Replay:
+    def replay(self, requests: Iterable[SimulatedRequest], faults: Sequence[tuple[float, Event]]) -> Replay:
         for time, event in faults:
             self._loop.call_at(time, partial(self._inject_fault, event))
         arrivals = ((request.arrival_s, partial(self._on_arrival, request)) for request in requests)
@@ -99,7 +99,7 @@ class _Fleet:
         end = max((one.finished_s or 0.0 for one in records), default=0.0)
         return Replay(records, end, counts=counts, limits=limits)
 
-    def _on_arrival(self, request: ModelRequest) -> None:
+    def _on_arrival(self, request: SimulatedRequest) -> None:
         record = request.create_record(len(self.streams))
         self.streams.append(_Stream(request, record))
         self._open_requests += 1

@@ -13,11 +13,11 @@ from coldstart.host import events
 from coldstart.host.core import Core
 from coldstart.host.specification import HostSettings, ModelSpec
 from coldstart.lab.loop import EventLoop
-from coldstart.lab.records import ModelRequest, Replay
+from coldstart.lab.records import Replay, SimulatedRequest
 
 
 def simulate(
-    requests: Iterable[ModelRequest],
+    requests: Iterable[SimulatedRequest],
     specs: Iterable[ModelSpec],
     settings: HostSettings,
     *,
@@ -33,12 +33,12 @@ def simulate(
 class _Host:
     def __init__(self, core: Core, leave_s: float) -> None:
         self.core, self.leave_s = core, leave_s
-        self.requests: list[ModelRequest] = []
+        self.requests: list[SimulatedRequest] = []
         self.outcome = Replay()
         self._loop = EventLoop(core.deadline, lambda: self._handle_event(events.Tick()))
         self._total_start_s, self._peak_bytes = 0.0, 0
 
-    def replay(self, requests: Iterable[ModelRequest]) -> Replay:
+    def replay(self, requests: Iterable[SimulatedRequest]) -> Replay:
         self._loop.run((request.arrival_s, partial(self._on_arrival, request)) for request in requests)
         self.outcome.duration_s = max((one.finished_s or 0.0 for one in self.outcome.records), default=0.0)
         self.outcome.counts = {
@@ -50,7 +50,7 @@ class _Host:
         }
         return self.outcome
 
-    def _on_arrival(self, request: ModelRequest) -> None:
+    def _on_arrival(self, request: SimulatedRequest) -> None:
         record = request.create_record(len(self.requests))
         self.requests.append(request)
         self.outcome.records.append(record)

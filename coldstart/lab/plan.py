@@ -14,7 +14,7 @@ from random import Random
 
 from coldstart.errors import UsageError
 from coldstart.fleet.specification import Costs
-from coldstart.lab.records import ModelRequest
+from coldstart.lab.records import SimulatedRequest
 from coldstart.lab.traces import Columns, TraceReport, TraceRequest, read_trace
 from coldstart.scheduling.declaration import list_settings, setting
 from coldstart.scheduling.profile import IterationProfile
@@ -146,7 +146,7 @@ class TracePlan:
 
 def estimate_times(
     rows: Iterable[TraceRequest], profile: IterationProfile | None, costs: Mapping[str, Costs]
-) -> Iterator[ModelRequest]:
+) -> Iterator[SimulatedRequest]:
     """Yield requests with their prefill and decode times at batch size 1, from `profile` or from each model's costs."""
     for row in rows:
         name = str(row.model)
@@ -154,7 +154,7 @@ def estimate_times(
             prefill, decode = costs[name].prefill_s, costs[name].decode_s
         else:
             prefill, decode = profile.prefill(row.prompt_tokens), profile.decode(1)
-        yield ModelRequest(row.arrival_s, name, prefill, decode, row.output_tokens, row.prompt_tokens)
+        yield SimulatedRequest(row.arrival_s, name, prefill, decode, row.output_tokens, row.prompt_tokens)
 
 
 def generate_gamma_gaps(rate: float, cv: float, random: Random) -> Iterator[float]:

@@ -84,7 +84,7 @@ class Replay:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelRequest:
+class SimulatedRequest:
     """Request to a simulated host or fleet, with its prefill time and its time per token on an otherwise idle device."""
 
     arrival_s: float

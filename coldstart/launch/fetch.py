@@ -202,7 +202,7 @@ def _page_in(model: Path, config: Mapping[str, Any], given: Arguments) -> PageIn
         return None
     from coldstart.weights.load.tensor_sources import PageIn
 
-    plan = weights.read_headers(by_name.values())
+    plan = weights.build_plan_from_headers(by_name.values())
     try:
         every = checkpoint.list_tensors(plan)
     except checkpoint.UnreadableWeightsError:

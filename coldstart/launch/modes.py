@@ -144,12 +144,12 @@ class TemplateMode(StartMode):
             )
         template = ready[0]
 
-        def check() -> None:
+        def require_compatible() -> None:
             if (reason := template_pool.find_incompatibility(template, start.plan)) is not None:
                 raise LaunchRefusedError(reason, "run coldstart template stop, then start the template again")
 
         try:
-            launched = server_process.fork_server(start.plan, template.socket, check=check)
+            launched = server_process.fork_server(start.plan, template.socket, check=require_compatible)
         except server_process.TemplateHungError as error:
             template_pool.discard_template(template)
             raise LaunchRefusedError(str(error), "coldstart template status") from error

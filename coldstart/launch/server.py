@@ -82,7 +82,7 @@ class Server(AbstractContextManager["Server"]):
     @property
     def fallbacks(self) -> tuple[Fallback, ...]:
         """Return the optimizations that this start did not use, each with the reason."""
-        return (*self.unused.fallbacks, *fallback.decode(self.running.report.get("fallbacks")))
+        return (*self.unused.fallbacks, *fallback.decode_fallbacks(self.running.report.get("fallbacks")))
 
     def document(self) -> dict[str, Any]:
         """Build the ready file: the address, start mode, PID, start time in seconds, and optimizations that were used."""

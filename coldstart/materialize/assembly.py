@@ -54,7 +54,7 @@ class ProofFailedError(CommandFailedError):
 def require_fast_path(report: Any, sections: Sequence[str], *, canary: bool) -> None:
     """Raise ProofFailedError unless the test start used all `sections` and returned the reference token."""
     if unused := [name for name in sections if not report["fast_path"].get(name)]:
-        reasons = "; ".join(map(str, fallback.decode(report["fallbacks"])))
+        reasons = "; ".join(map(str, fallback.decode_fallbacks(report["fallbacks"])))
         raise ProofFailedError(
             f"the start that verifies the new bundle used fallbacks ({reasons or 'no reason'}), so nothing was published",
             unused,

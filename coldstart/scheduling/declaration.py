@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 class Setting(NamedTuple):
     """Declaration of a setting: its help text, command-line option and valid range.
 
-    `flag` is the option, and `unit` the placeholder for its value in the help text. A valid value is at least `minimum`,
+    `flag` is the option, and `metavar` the placeholder for its value in the help text. A valid value is at least `minimum`,
     at most `maximum`, and greater than `exclusive_minimum`. The policies in `unused_by_policies` ignore the setting. If
     `is_live_only` is True, simulated servers ignore it.
     """
 
     description: str
     flag: str = ""
-    unit: str | None = None
+    metavar: str | None = None
     minimum: float | None = None
     maximum: float | None = None
     exclusive_minimum: float | None = None
@@ -59,9 +59,11 @@ class Setting(NamedTuple):
         return ", ".join(f"{words} {bound:g}" for words, bound in bounds if bound is not None)
 
 
-def setting(default: object, description: str, flag: str = "", unit: str | None = None, **more: Any) -> Any:
+def setting(
+    default: object, description: str, flag: str = "", metavar: str | None = None, **more: Any
+) -> Any:
     """Return a dataclass field that declares a setting; `more` contains additional fields of Setting."""
-    return field(default=default, metadata={"setting": Setting(description, flag, unit, **more)})
+    return field(default=default, metadata={"setting": Setting(description, flag, metavar, **more)})
 
 
 def list_settings(dataclass_type: Any) -> Iterator[tuple[str, Setting]]:

@@ -1,6 +1,6 @@
 """Scheduler settings, declared once for the command line, the server's arguments and the simulated engine.
 
-Each field of `SchedulerSettings` has a `Setting` with its help text, option, unit and range.
+Each field of `SchedulerSettings` has a `Setting` with its help text, option, placeholder and range.
 Invariant: an unknown field or a value that is out of range is an error, so no setting is silently ignored.
 """
 

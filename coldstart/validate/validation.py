@@ -89,7 +89,7 @@ def _check_start(bundle: Bundle, target: str, request: ValidationRequest) -> lis
     lookup = look_up_bundle(bundle, target, request.source)
     if findings := explain_not_served(bundle, lookup, target, request.level, request.source):
         return findings  # a server would use a different bundle
-    lookup = ensure_files(lookup)
+    lookup = ensure_weights(lookup)
     if findings := explain_other_weights(bundle, lookup):
         return findings  # tokens of different weights cannot be compared
     return start.check_start(bundle, request.level, prepare_subject(lookup), request.replay)
@@ -226,7 +226,7 @@ def _format_validate(target: str, level: Level, source: Source) -> str:
     )
 
 
-def ensure_files(lookup: BundleLookup) -> BundleLookup:
+def ensure_weights(lookup: BundleLookup) -> BundleLookup:
     """Download the model's weights if it is a hub model, and return the updated lookup.
 
     Raises the errors of `resolution.ensure_weights`.

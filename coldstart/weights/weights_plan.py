@@ -135,7 +135,7 @@ def _file(path: Path, index: Mapping[str, str]) -> CheckpointFile:
     return replace(bare, chunks=tuple(chunks), tensors=tuple(named))
 
 
-def read_headers(paths: Iterable[Path]) -> dict[str, Any]:
+def build_plan_from_headers(paths: Iterable[Path]) -> dict[str, Any]:
     """Return a plan without digests, from the headers of safetensors files in one directory.
 
     Raises the errors of `build_plan`.

@@ -117,7 +117,7 @@ def _stream(source: Served, model: Path, request: str) -> tuple[Continuation, An
 def _move(stream: Continuation, request: str, first: Served, full: Served) -> list[int]:
     """Continue the stream at the full worker with its KV."""
     held = json.loads(post(first, stream.build_pin_request(request, KEYS["rank"])).read())[handover.PARAMETER]
-    pull = handover.read(KEYS["rank"], held)
+    pull = handover.verify_and_decode(KEYS["rank"], held)
     assert isinstance(pull, Pull) and len(pull.ranks) == 2
     stream.kv = handover.sign(KEYS["worker"], pull)
     return finish_stream(stream, post(full, stream.build_next_request(COMPLETIONS)[1]))

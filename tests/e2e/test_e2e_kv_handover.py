@@ -46,7 +46,7 @@ class Pair:
     def hold(self, stream: Continuation, request: str) -> Pull | None:
         body = stream.build_pin_request(request, KEYS["source"])
         given = json.loads(post(self.source, body).read())[handover.PARAMETER]
-        message = handover.read(KEYS["source"], given)
+        message = handover.verify_and_decode(KEYS["source"], given)
         assert message is None or isinstance(message, Pull)
         return message
 

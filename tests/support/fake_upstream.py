@@ -122,7 +122,9 @@ class FakeServer:
             body = json.loads(await request.read())
         except RecursionError:
             return web.json_response({"error": {"message": "the body cannot be parsed"}}, status=400)
-        message = handover.read(self.env.get("COLDSTART_HANDOVER_KEY", ""), body.get(handover.PARAMETER))
+        message = handover.verify_and_decode(
+            self.env.get("COLDSTART_HANDOVER_KEY", ""), body.get(handover.PARAMETER)
+        )
         if isinstance(message, handover.Pin):
             return web.json_response(self._hold(message))
         prompt = body["prompt"] if "prompt" in body else body["messages"]

@@ -66,7 +66,7 @@ def read_safetensors(data: bytes) -> None:
         path = Path(directory, "model.safetensors")
         path.write_bytes(data)
         try:
-            plan = weights_plan.read_headers([path])
+            plan = weights_plan.build_plan_from_headers([path])
         except UsageError:
             return
     weights_plan.compute_digest(plan)

@@ -52,7 +52,7 @@ def engine(model: Path) -> LLM:
         enable_prefix_caching=False,
     )  # fmt: skip
     llm.llm_engine.vllm_config.model_config.sleep_mode_backend = sleep.NAME
-    assert llm.collective_rpc("coldstart_keep_weights", args=(model.name,)) == [None]
+    assert llm.collective_rpc("coldstart_bind_weights_to_sleep", args=(model.name,)) == [None]
     return llm
 
 

@@ -170,7 +170,7 @@ class Moves:
         )
         try:
             given = json.loads(response or b"{}").get(handover.PARAMETER)
-            if (pull := handover.read(source.handover_key, given)) is not None:
+            if (pull := handover.verify_and_decode(source.handover_key, given)) is not None:
                 return handover.sign(target.handover_key, pull)
         except (ValueError, AttributeError) as error:
             reason = str(error)

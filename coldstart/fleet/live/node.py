@@ -173,7 +173,7 @@ class NodeServers:
             await process.server.ended
             reason = str(failed)
         else:
-            steps = tuple(fallback.decode(ready.document.get("fallbacks")))
+            steps = tuple(fallback.decode_fallbacks(ready.document.get("fallbacks")))
             url = f"http://{process.place[0]}:{process.place[1]}"
             took_s, keys = self.clock() - began, (process.key, process.handover_key)
             process.up = orders.RankUp(worker, url, ready.mode, took_s, ready.pid, steps, *keys)

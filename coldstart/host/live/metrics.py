@@ -190,7 +190,7 @@ class EventRecorder:
         facts, document = self.facts.get_model(name), ready.document
         facts.starts += 1
         facts.mode, facts.pid, facts.gpu_memory_bytes = ready.mode, ready.pid, None
-        phases, fallbacks = document.get("phases", {}), fallback.decode(document.get("fallbacks"))
+        phases, fallbacks = document.get("phases", {}), fallback.decode_fallbacks(document.get("fallbacks"))
         facts.last_start = {
             "at_unix_s": time.time(),
             "mode": mode,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from coldstart.errors import UsageError
 from coldstart.host.policies.iam import ImportancePolicy
-from coldstart.host.policies.predictive import Predictive
+from coldstart.host.policies.predictive import PredictivePolicy
 from coldstart.host.policies.protocol import LRU, Costs, ModelCost, Policy
 
 __all__ = ["POLICIES", "Costs", "ModelCost", "Policy", "create_policy"]
@@ -12,7 +12,7 @@ __all__ = ["POLICIES", "Costs", "ModelCost", "Policy", "create_policy"]
 POLICIES: dict[str, Callable[[Costs], Policy]] = {
     "lru": LRU,
     "iam": ImportancePolicy,
-    "predictive": Predictive,
+    "predictive": PredictivePolicy,
 }
 
 

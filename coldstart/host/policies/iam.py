@@ -56,7 +56,7 @@ class ImportancePolicy:
         rate = 1 / self._gap[model] if model in self._gap else UNKNOWN_RATE
         return self.costs[model].density * rate
 
-    def record_load(self, model: str, now: float) -> None:
+    def record_load_start(self, model: str, now: float) -> None:
         rank = self._requested.pop(model, None)
         # A pinned model may be loaded without a request.
         rank = self._rank(model) if rank is None else rank

@@ -95,7 +95,7 @@ TEMPO = 0.002
 Floats = NDArray[np.float64]
 
 
-class Predictive:
+class PredictivePolicy:
     """Eviction policy that minimizes the expected cost of restarting the evicted models."""
 
     def __init__(self, costs: Costs) -> None:
@@ -118,7 +118,7 @@ class Predictive:
         self._span[row] = self._span[row] * KEEP + gap
         self._latest[row] = now
 
-    def record_load(self, model: str, now: float) -> None:
+    def record_load_start(self, model: str, now: float) -> None:
         self._get_or_add_row(model, now)
 
     def record_eviction(self, model: str, now: float) -> None:

@@ -33,7 +33,7 @@ class Policy(Protocol):
     def record_request(self, model: str, now: float, resident: bool) -> None:
         """Record a request before the load that it may cause. `resident` is True if the model already has its memory."""
 
-    def record_load(self, model: str, now: float) -> None:
+    def record_load_start(self, model: str, now: float) -> None:
         """Record that the model is starting and its memory is reserved."""
 
     def record_eviction(self, model: str, now: float) -> None:
@@ -69,7 +69,7 @@ class LRU:
         if resident:
             self._touch(model)
 
-    def record_load(self, model: str, now: float) -> None:
+    def record_load_start(self, model: str, now: float) -> None:
         self._touch(model)
 
     def _touch(self, model: str) -> None:

@@ -22,7 +22,7 @@ _ISA = re.compile(
 _ARM_VENDORS = {"0x41": "ARM", "0x61": "Apple", "0x4e": "NVIDIA", "0xc0": "Ampere", "0x51": "Qualcomm"}
 
 
-def measure_engine_memory() -> int | None:
+def find_engine_memory_capacity() -> int | None:
     """Return the size in bytes of the memory that the engine can use (RAM, or the memory of all GPUs), or None if unknown."""
     from coldstart.system import runtime
     from coldstart.system.devices import nvml

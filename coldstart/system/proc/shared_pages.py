@@ -40,7 +40,7 @@ def fingerprint(region: Region) -> str:
 
 
 @contextmanager
-def separate_allocations() -> Iterator[None]:
+def allocate_on_own_pages() -> Iterator[None]:
     """Make glibc place each allocation of at least SEPARATE bytes on its own pages, unless it fits into a hole of the heap.
 
     At the end of the block, the thresholds are set to those that glibc itself reaches when large allocations are freed.

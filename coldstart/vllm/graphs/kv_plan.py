@@ -26,7 +26,7 @@ MIN_SHARE = 0.25
 Size = Annotated[int, msgspec.Meta(gt=0)]
 
 
-class KvPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class KvSizePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """KV cache plan of one rank; sizes are in bytes. It was measured with vLLM version `vllm` on GPU `device`."""
 
     rank: Annotated[int, msgspec.Meta(ge=0)]
@@ -58,20 +58,20 @@ def write_plan(directory: Path, worker: Any, kv_cache_memory_bytes: int) -> None
 
     baseline = int(worker.init_snapshot.free_memory)
     figures = (int(kv_cache_memory_bytes) - MARGIN_BYTES, baseline - MARGIN_BYTES)
-    plan = KvPlan(int(worker.rank), *figures, __version__, current_platform.get_device_name())
+    plan = KvSizePlan(int(worker.rank), *figures, __version__, current_platform.get_device_name())
     (directory / f"rank-{plan.rank}.json").write_text(json.dumps(msgspec.to_builtins(plan)))
 
 
-def read_plans(directory: Path) -> list[KvPlan]:
+def read_plans(directory: Path) -> list[KvSizePlan]:
     """Read the plans written by the workers of an offline start, in order of rank. Raises AlteredTableError."""
     plans = [json.loads(file.read_text()) for file in directory.glob("rank-*.json")]
     return parse_plans(sorted(plans, key=lambda plan: int(plan["rank"])))
 
 
-def parse_plans(data: object) -> list[KvPlan]:
+def parse_plans(data: object) -> list[KvSizePlan]:
     """Parse the plans in a bundle's kv section, one for each rank from 0. Raises AlteredTableError if they are invalid."""
     try:
-        plans = msgspec.convert(data, list[KvPlan])
+        plans = msgspec.convert(data, list[KvSizePlan])
     except msgspec.ValidationError as error:
         raise AlteredTableError(f"invalid start-up plan in the kv section: {error}") from error
     if not plans or [plan.rank for plan in plans] != list(range(len(plans))):
@@ -93,7 +93,7 @@ def compute_kv_bytes(worker: Any, data: object) -> int:
         raise GraphRefusedError(
             f"the bundle has KV plans for {len(plans)} ranks, but this engine has {world}"
         )
-    plan: KvPlan = plans[worker.rank]
+    plan: KvSizePlan = plans[worker.rank]
     here = (__version__, current_platform.get_device_name())
     if here != (plan.vllm, plan.device):
         raise GraphRefusedError(

@@ -105,7 +105,7 @@ class HandoverScheduler:
     def add_request(self, request: Request) -> None:
         """Add a new request, and process its handover message. An invalid message is logged and ignored."""
         try:
-            message = handover.read(self._key, request.kv_transfer_params)
+            message = handover.verify_and_decode(self._key, request.kv_transfer_params)
             if isinstance(message, Pull):
                 self._pulls[request.request_id] = self._accept(message)
             elif isinstance(message, Pin):

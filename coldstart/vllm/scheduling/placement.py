@@ -85,7 +85,9 @@ class LoadSelector:
         view, batch = self.view, self.view.batch
         due: list[Request] = []
         others: list[Request] = []
-        ranks = islice(view.list_servable(self.ranking), LOOKAHEAD_BATCHES * batch if self.ahead else batch)
+        ranks = islice(
+            view.list_not_in_flight(self.ranking), LOOKAHEAD_BATCHES * batch if self.ahead else batch
+        )
         for position, job in enumerate(ranks):
             in_batch = position < batch
             request = view.find_request_on_host(job.id)

@@ -28,9 +28,9 @@ class ProtectedRequests(dict[str, int]):
         self.pledge, self.pledged = view.compute_max_blocks, 0
         self.capacity = view.capacity - view.watermark
 
-    def can_protect(self, request: Request, besides: int = 0) -> bool:
-        """Return whether the request may be protected while `besides` blocks are pledged to other requests in this step."""
-        others = self.pledged + besides
+    def can_protect(self, request: Request, other_pledged_blocks: int = 0) -> bool:
+        """Return whether the request may be protected. `other_pledged_blocks` is pledged to other requests in this step."""
+        others = self.pledged + other_pledged_blocks
         return request.request_id in self or not others or others + self.pledge(request) <= self.capacity
 
     def add(self, request: Request) -> None:

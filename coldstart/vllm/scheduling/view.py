@@ -102,7 +102,7 @@ class EngineView:
         runs = request.status is RUNNING
         return runs and not is_last_token_in_flight(request) and not self._in_flight(request)
 
-    def list_servable(self, jobs: Iterable[Job]) -> Iterable[Job]:
+    def list_not_in_flight(self, jobs: Iterable[Job]) -> Iterable[Job]:
         """Return the jobs that are not in a batch in flight. Jobs in flight can be neither served nor evicted."""
         return (
             jobs if self._stages == 1 else (job for job in jobs if not self._in_flight(self.request(job.id)))

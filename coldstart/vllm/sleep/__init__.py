@@ -42,7 +42,7 @@ def _find_reason(args: Namespace) -> str | None:
 
 async def manage_worker_weights(engine: Any, model: str) -> Fallback | None:
     """Pass each worker's model to the backend. Return the fallback to vLLM's own backend if that fails, else None."""
-    for reason in await engine.collective_rpc("coldstart_keep_weights", args=(model,)):
+    for reason in await engine.collective_rpc("coldstart_bind_weights_to_sleep", args=(model,)):
         if reason is not None:
             return Fallback(STAGE, f"{reason}; {OWN}")
     return None

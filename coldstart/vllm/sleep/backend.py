@@ -191,7 +191,7 @@ def _place(regions: list[Region], address: int) -> Iterator[tuple[Region, int]]:
 class SleepExtension:
     """Methods that vLLM adds to its worker class (`worker_extension_cls`)."""
 
-    def coldstart_keep_weights(self, name: str) -> str | None:
+    def coldstart_bind_weights_to_sleep(self, model_name: str) -> str | None:
         """Make the sleep backend manage the weights of this worker. Return the reason if it cannot, else None."""
         worker: Any = self
         if worker.vllm_config.speculative_config is not None:
@@ -206,7 +206,9 @@ class SleepExtension:
             device.move_tensors(model.parameters())
         else:
             device = CudaWeights(get_mem_allocator_instance().pointer_to_data, torch.cuda.current_device())
-        backend.bind_model(model, name, device, worker.reload_weights, lambda: worker.model_runner.kv_caches)
+        backend.bind_model(
+            model, model_name, device, worker.reload_weights, lambda: worker.model_runner.kv_caches
+        )
         return None
 
     def coldstart_take_sleep_fallbacks(self) -> list[str]:

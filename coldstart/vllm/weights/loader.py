@@ -122,7 +122,7 @@ class _RankTensors:
         self.plan = self.asked.read() if self.asked else None
         self.paths = _files(loader, model_config, optional=self.plan is not None)
         if self.plan is None:
-            self.plan = weights.read_headers((self.paths or {}).values())
+            self.plan = weights.build_plan_from_headers((self.paths or {}).values())
         every = checkpoint.list_tensors(self.plan)
         if strange := next((tensor.dtype for tensor in every if tensor.dtype not in DTYPES), None):
             raise UnreadableWeightsError(f"the checkpoint has tensors of unknown type {strange}")

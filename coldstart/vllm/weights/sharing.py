@@ -39,7 +39,7 @@ PATIENCE_S = 120.0
 _LAYER = re.compile(r"(.*?\blayers\.\d+)\.")
 
 
-class RankWeights:
+class OfferedRankWeights:
     """Weights of a rank, which a thread offers at the socket `path` until the process ends. Raises OSError."""
 
     def __init__(self, path: Path) -> None:
@@ -49,7 +49,7 @@ class RankWeights:
         """Add memory regions that contain only weights that no longer change."""
         self._regions += regions
 
-    def finish(self) -> None:
+    def complete_load(self) -> None:
         """Start offering the regions."""
         Thread(target=self._serve, name="shared weights", daemon=True).start()
 
@@ -63,7 +63,7 @@ class RankWeights:
                 channel.send({"places": published[1]}, published[:1])
 
 
-class FullWorker:
+class ReceivedRankWeights:
     """Weights of the full worker, which shares the weights of the rank at the socket `path`.
 
     Raises:
@@ -108,7 +108,7 @@ class FullWorker:
                 if isinstance(method := getattr(module, "quant_method", None), UnquantizedLinearMethod):
                     method.process_weights_after_loading(module)
 
-    def finish(self) -> None:
+    def complete_load(self) -> None:
         """Log how many bytes are shared."""
         os.close(self._file)
         log.info(
@@ -118,12 +118,12 @@ class FullWorker:
         )
 
 
-_active: list[RankWeights | FullWorker] = []
+_active: list[OfferedRankWeights | ReceivedRankWeights] = []
 
 
-def get_loading_worker() -> FullWorker | None:
+def get_loading_worker() -> ReceivedRankWeights | None:
     """Return the full worker that is loading shared weights in this process, or None."""
-    return next((one for one in _active if isinstance(one, FullWorker)), None)
+    return next((one for one in _active if isinstance(one, ReceivedRankWeights)), None)
 
 
 @contextmanager
@@ -134,21 +134,21 @@ def share_weights(runner: Any, *, is_rank: bool) -> Iterator[None]:
         PeerError, OSError: No rank offers its weights there, and no weights were loaded.
     """
     path = Path(environment.WEIGHTS_SOCKET.read())
-    sharer = RankWeights(path) if is_rank else FullWorker(path)
+    sharer = OfferedRankWeights(path) if is_rank else ReceivedRankWeights(path)
     _active.append(sharer)
     try:
-        with shared_pages.separate_allocations(), _watch_packing(sharer):
+        with shared_pages.allocate_on_own_pages(), _watch_packing(sharer):
             yield
         tensors = {one.data_ptr(): one for one in (*runner.model.parameters(), *runner.model.buffers())}
         pages = (find_complete_pages(address, one.nbytes) for address, one in tensors.items())
         sharer.add_regions([region for region in pages if region.size >= SEPARATE])
-        sharer.finish()
+        sharer.complete_load()
     finally:
         _active.clear()
 
 
 @contextmanager
-def _watch_packing(sharer: RankWeights | FullWorker) -> Iterator[None]:
+def _watch_packing(sharer: OfferedRankWeights | ReceivedRankWeights) -> Iterator[None]:
     """Give the sharer the memory into which vLLM packs the weights of each linear layer.
 
     oneDNN owns that memory and does not report its address, so this finds it as newly allocated memory of the process.

@@ -22,7 +22,7 @@ import msgspec
 from coldstart.weights.prefetch import PrefetchRefusedError, layout
 from coldstart.weights.prefetch.http_source import open_http_source
 from coldstart.weights.prefetch.layout import Check, SharedRegion
-from coldstart.weights.prefetch.paces import FetchPace
+from coldstart.weights.prefetch.paces import FetchRateLimiter
 from coldstart.weights.prefetch.schedule import CheckState, FetchSchedule, Lease
 from coldstart.weights.prefetch.sources import (
     LocalSource,
@@ -70,7 +70,7 @@ class _Job:
     """Fetch of the checks `run`, which are consecutive in one file. Clients had made `request` requests when it began."""
 
     run: range
-    pace: FetchPace
+    pace: FetchRateLimiter
     environment: Mapping[str, str]
     request: int
     received: int = 0
@@ -116,7 +116,7 @@ class Fetcher:
                 f"cannot create shared memory of {self.layout.total_bytes} bytes: {error.strerror}"
             ) from error
         self.streams, self.budget, self._patience_s = streams, budget, patience_s
-        self.board, self.leases = FetchSchedule(self.layout), dict[Lease, FetchPace]()
+        self.board, self.leases = FetchSchedule(self.layout), dict[Lease, FetchRateLimiter]()
         self._early, self._is_taken = set[Lease](), False
         self._environment: Mapping[str, str] = {}
         self._requests, self._wrong = 0, Counter[int]()
@@ -129,7 +129,7 @@ class Fetcher:
     def create_lease(
         self,
         names: Sequence[str] | None,
-        pace: FetchPace,
+        pace: FetchRateLimiter,
         environment: Mapping[str, str],
         *,
         background: bool = False,
@@ -175,7 +175,7 @@ class Fetcher:
         self._early.discard(lease)
         self.changed.notify_all()
 
-    def has_fetch_ended(self, pace: FetchPace) -> bool:
+    def has_fetch_ended(self, pace: FetchRateLimiter) -> bool:
         """Return whether a lease of this pace has received all requested bytes, and no lease of the pace waits for bytes."""
         waits = [self.board.is_unfinished(lease) for lease, own in self.leases.items() if own is pace]
         return not any(waits) and (bool(waits) or pace.served)
@@ -213,7 +213,7 @@ class Fetcher:
 
     # Streams. These three are called without the lock.
 
-    def _stream(self, pace: FetchPace) -> None:
+    def _stream(self, pace: FetchRateLimiter) -> None:
         """Fetch until no lease of this pace waits for bytes."""
         space = memoryview(bytearray(min(self.layout.chunk, self.layout.total_bytes)))
         source: RangeSource | None = None
@@ -236,7 +236,7 @@ class Fetcher:
         if source is not None:
             source.close()
 
-    def _take(self, pace: FetchPace) -> _Job | None:
+    def _take(self, pace: FetchRateLimiter) -> _Job | None:
         """Wait for a run of checks to fetch, and return it, or None if no lease of this pace waits for bytes."""
         with self.changed:
             while any(own is pace and self.board.is_unfinished(one) for one, own in self.leases.items()):

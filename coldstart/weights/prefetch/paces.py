@@ -55,7 +55,7 @@ class TokenBucket:
         self.now = now
 
 
-class FetchPace:
+class FetchRateLimiter:
     """Rate limit of one fetch, shared by all leases of the fetch.
 
     `limited` is whether a rate has applied to any byte so far. `served` is whether a lease that has ended received all

@@ -40,7 +40,7 @@ from coldstart.system.ipc.json_lines import Channel
 from coldstart.system.proc import processes
 from coldstart.weights.prefetch import PrefetchRefusedError
 from coldstart.weights.prefetch.fetcher import Fetcher
-from coldstart.weights.prefetch.paces import FetchPace
+from coldstart.weights.prefetch.paces import FetchRateLimiter
 from coldstart.weights.prefetch.schedule import FetchSchedule, Lease, join
 from coldstart.weights.prefetch.sources import compute_weights_key, normalize_address
 
@@ -70,7 +70,9 @@ class PrefetchServer:
         self.fetcher: Fetcher | None = None
         self.clients = 0
         self._quiet_since = time.monotonic()
-        self._paces = dict[str, FetchPace]()  # by the name of the fetch, or "" for fetches without a limit
+        self._paces = dict[
+            str, FetchRateLimiter
+        ]()  # by the name of the fetch, or "" for fetches without a limit
 
     def run(self, listener: peers.Listener) -> None:
         """Accept clients until there has been none for `idle_s` seconds."""
@@ -121,10 +123,10 @@ class PrefetchServer:
             raise PrefetchRefusedError("this prefetcher fetches the weights of another source or plan")
         return self.fetcher
 
-    def get_shared_pace(self, pace: PacedFetch | None) -> FetchPace:
+    def get_shared_pace(self, pace: PacedFetch | None) -> FetchRateLimiter:
         """Return the rate limit shared by all leases of a named fetch."""
         name, rate = ("", None) if pace is None else (pace.name, pace.rate)
-        return self._paces.setdefault(name, FetchPace(rate))
+        return self._paces.setdefault(name, FetchRateLimiter(rate))
 
     def set_pace(self, request: PacedFetch) -> dict[str, Any] | None:
         """Change the rate limit of a fetch. Return its progress and whether it has ended, or None if it has not begun."""

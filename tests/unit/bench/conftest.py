@@ -15,4 +15,4 @@ def fake() -> Callable[..., FakeLauncher]:
 
 @pytest.fixture
 def settings() -> RunSettings:
-    return RunSettings(prompts=("a", "b c"), max_tokens=4, ready_timeout_s=20.0, steady=False)
+    return RunSettings(prompts=("a", "b c"), max_tokens=4, ready_timeout_s=20.0, measure_steady_state=False)

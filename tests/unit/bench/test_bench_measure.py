@@ -32,7 +32,7 @@ def list_children() -> set[psutil.Process]:
 
 def test_run_measures_server_and_leaves_no_process(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
     before = list_children()
-    run = measure.run(fake("fresh", "busy"), tmp_path / "r", replace(settings, steady=True), 3)
+    run = measure.run(fake("fresh", "busy"), tmp_path / "r", replace(settings, measure_steady_state=True), 3)
     assert (run.mode, run.round) == ("fresh", 3)
     assert run.first_token_s >= 0.15
     assert run.cpu_s >= 0.14

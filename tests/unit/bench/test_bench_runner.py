@@ -39,7 +39,7 @@ def bench(
 
 @pytest.mark.slow
 def test_bench_reports_all_modes(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
-    settings = RunSettings(settings.prompts, 4, 20.0, steady=True)
+    settings = RunSettings(settings.prompts, 4, 20.0, measure_steady_state=True)
     launchers = [fake("vllm-cold"), fake("vllm-warm"), fake("fresh"), fake("template-engine", "daemon")]
     document, messages = bench(launchers, settings, tmp_path)
     assert document["failures"] == []
@@ -71,7 +71,7 @@ def test_server_that_dies_after_its_start_fails_alone(
         raise CompletionFailedError("broken off")
 
     monkeypatch.setattr(measure, "measure_steady_state", fail)
-    settings = RunSettings(settings.prompts, 4, 20.0, steady=True)
+    settings = RunSettings(settings.prompts, 4, 20.0, measure_steady_state=True)
     document, _ = bench([fake("vllm-warm"), fake("fresh")], settings, tmp_path, runs=1)
     assert [reason.split(" server")[0] for reason in document["failures"]] == [
         "vllm-warm: the vllm-warm",
@@ -138,7 +138,9 @@ def test_benchmark_that_is_cut_off_keeps_its_runs(
     monkeypatch.setattr(benchmark, "prepare_subject", lambda _: None)
     monkeypatch.setattr(benchmark, "create_launchers", lambda *_: launchers)
     monkeypatch.setattr(benchmark, "RunSettings", lambda *_, **__: settings)
-    request = benchmark.BenchRequest("tiny", modes="vllm-warm,fresh", runs=2, warmup=0, steady=False)
+    request = benchmark.BenchOptions(
+        "tiny", modes="vllm-warm,fresh", runs=2, warmup=0, measure_steady_state=False
+    )
     with pytest.raises(KeyboardInterrupt):
         benchmark.run(request, lambda _: None, keep)
     assert benchmark.INCOMPLETE_FAILURE in kept[-1]["failures"]

@@ -13,7 +13,7 @@ from coldstart.fleet.core import FleetCore
 from coldstart.fleet.roster import Roster
 from coldstart.fleet.specification import Costs, FleetModel, FleetSettings, Overlap, ServerSpec
 from coldstart.lab.fleet import simulate
-from coldstart.lab.records import ModelRequest
+from coldstart.lab.records import SimulatedRequest
 
 COSTS = Costs(2.0, 1.0, 2.0, 0.25, 0.0, 1.0, 0.5)
 SERVERS = [ServerSpec(f"s{n}", 60, 4.0, 20.0) for n in range(2)]
@@ -21,8 +21,8 @@ SETTINGS, HOST_MEMORY = FleetSettings(), {f"s{n}": 120 for n in range(5)}
 MODEL = FleetModel("m", 40, 50, COSTS, ttft_s=9.0, idle_s=60.0)
 
 
-def one(arrival_s: float = 0.0, tokens: int = 101, model: str = "m") -> ModelRequest:
-    return ModelRequest(arrival_s, model, 1.0, 0.5, tokens)
+def one(arrival_s: float = 0.0, tokens: int = 101, model: str = "m") -> SimulatedRequest:
+    return SimulatedRequest(arrival_s, model, 1.0, 0.5, tokens)
 
 
 def test_a_pipeline_by_hand() -> None:
@@ -61,8 +61,8 @@ def recorded(record: Recording) -> Callable[..., FleetCore]:
     return lambda *given: record_decisions(FleetCore(*given), record.append)
 
 
-def load(seed: int) -> tuple[list[ModelRequest], list[ServerSpec], list[FleetModel]]:
-    random, now, asked = Random(seed), 0.0, list[ModelRequest]()
+def load(seed: int) -> tuple[list[SimulatedRequest], list[ServerSpec], list[FleetModel]]:
+    random, now, asked = Random(seed), 0.0, list[SimulatedRequest]()
     servers = [
         ServerSpec(f"s{n}", 60, random.choice([2.0, 8.0]), 20.0, random.randint(1, 3)) for n in range(5)
     ]

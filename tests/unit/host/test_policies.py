@@ -14,10 +14,10 @@ from coldstart.host.core import Core
 from coldstart.host.events import ModelReady, RequestArrived, RequestEnded, ServerOutdated, TierChanged
 from coldstart.host.policies import POLICIES, ModelCost, Policy
 from coldstart.host.policies.iam import REBUILD_S, UPDATE_S, ImportancePolicy
-from coldstart.host.policies.predictive import Predictive, find_cheapest_victims
+from coldstart.host.policies.predictive import PredictivePolicy, find_cheapest_victims
 from coldstart.host.specification import HostSettings, ModelSpec
 from coldstart.lab.host import simulate
-from coldstart.lab.records import ModelRequest
+from coldstart.lab.records import SimulatedRequest
 
 
 def test_iam_evicts_by_the_queue_until_its_shadow_is_ready() -> None:
@@ -25,7 +25,7 @@ def test_iam_evicts_by_the_queue_until_its_shadow_is_ready() -> None:
     policy = ImportancePolicy(costs)
     for model in costs:
         policy.record_request(model, 0.0, False)
-        policy.record_load(model, 0.0)
+        policy.record_load_start(model, 0.0)
     for second in range(1, 8):
         policy.record_request("often", float(second), True)
     assert policy.choose_victims(costs, 1, 8.0) == ["often"], "the ranks are those of the load"
@@ -40,10 +40,10 @@ def test_iam_takes_a_model_loaded_during_a_rebuild_last() -> None:
     costs = {"queued": ModelCost(1, 9.0), "late": ModelCost(1, 1.0)}
     policy = ImportancePolicy(costs)
     policy.record_request("queued", 0.0, False)
-    policy.record_load("queued", 0.0)
+    policy.record_load_start("queued", 0.0)
     policy.record_request("queued", REBUILD_S, True)
     policy.record_request("queued", REBUILD_S + UPDATE_S, True)
-    policy.record_load("late", REBUILD_S + UPDATE_S)
+    policy.record_load_start("late", REBUILD_S + UPDATE_S)
     assert policy.choose_victims(costs, 1, 12.0) == ["queued"]
     assert policy.choose_victims(costs, 2, 12.0) == ["queued", "late"]
 
@@ -54,10 +54,10 @@ def test_iam_ranks_a_model_at_its_request_before_the_evictions_for_it() -> None:
     policy = ImportancePolicy(costs)
     for model in ("same", "low"):
         policy.record_request(model, 0.0, False)
-        policy.record_load(model, 0.0)
+        policy.record_load_start(model, 0.0)
     policy.record_request("new", 0.0, False)
     policy.record_eviction("low", 0.0)
-    policy.record_load("new", 0.0)
+    policy.record_load_start("new", 0.0)
     assert policy.choose_victims(["same", "new"], 1, 0.0) == ["same"]
 
 
@@ -68,7 +68,7 @@ def test_iam_order_is_that_of_equation_1() -> None:
         for model in costs:
             policy.record_request(model, float(time), time > 0)
             if time == 0:
-                policy.record_load(model, 0.0)
+                policy.record_load_start(model, 0.0)
     policy.record_request("dear", 400.0, True)
     policy.record_request("dear", 402.0, True)
     assert policy.choose_victims(costs, 32, 402.0) == ["large", "cheap", "dear"]
@@ -76,7 +76,7 @@ def test_iam_order_is_that_of_equation_1() -> None:
 
 def test_predictive_retains_models_requested_soon() -> None:
     costs = {name: ModelCost(10, 5.0) for name in ("steady", "gone")}
-    policy = Predictive(costs)
+    policy = PredictivePolicy(costs)
     for time in range(100):
         policy.record_request("gone", time * 1.0, True)
     for time in range(40):
@@ -155,7 +155,7 @@ def test_victims_suffice_and_are_free(name: str, trace: Steps, size: list[int], 
             resident.remove(victim)
             policy.record_eviction(victim, now)
         resident.append(model)
-        policy.record_load(model, now)
+        policy.record_load_start(model, now)
 
 
 A, B = ModelSpec.with_two_tiers("a", 10, 5.0), ModelSpec.with_two_tiers("b", 10, 7.0)
@@ -167,7 +167,11 @@ def _settings(**given: object) -> HostSettings:
 
 def test_one_swap_by_hand() -> None:
     """a starts from 0 to 5 and serves to 7; b arrives at 1 and waits, evictions take 1 s: b serves from 15."""
-    asked = [ModelRequest(0.0, "a", 2.0), ModelRequest(1.0, "b", 2.0), ModelRequest(30.0, "b", 2.0)]
+    asked = [
+        SimulatedRequest(0.0, "a", 2.0),
+        SimulatedRequest(1.0, "b", 2.0),
+        SimulatedRequest(30.0, "b", 2.0),
+    ]
     done = simulate(asked, [A, B], _settings(), leave_s=1.0)
     assert [(one.sent_s, one.cold) for one in done.records] == [(5.0, True), (15.0, True), (30.0, False)]
     assert [done.counts[name] for name in ("starts", "departures", "start_s", "peak_memory_bytes")] == [
@@ -180,8 +184,10 @@ def test_one_swap_by_hand() -> None:
 
 
 def test_a_busy_model_is_made_to_drain_after_the_patience() -> None:
-    asked = [ModelRequest(float(t), "a", 3.0) for t in range(0, 100, 2)] + [ModelRequest(100.0, "a", 3.0)]
-    asked = sorted([*asked, ModelRequest(11.0, "b", 1.0)], key=lambda one: one.arrival_s)
+    asked = [SimulatedRequest(float(t), "a", 3.0) for t in range(0, 100, 2)] + [
+        SimulatedRequest(100.0, "a", 3.0)
+    ]
+    asked = sorted([*asked, SimulatedRequest(11.0, "b", 1.0)], key=lambda one: one.arrival_s)
     done = simulate(asked, [A, B], _settings(patience_s=20.0))
     (b,) = (one for one in done.records if one.model == "b")
     assert 31.0 + 7.0 <= (b.sent_s or 0.0) <= 31.0 + 3.0 + 7.0
@@ -189,7 +195,7 @@ def test_a_busy_model_is_made_to_drain_after_the_patience() -> None:
 
 
 def test_a_start_past_its_deadline_answers_its_requests() -> None:
-    done = simulate([ModelRequest(0.0, "a", 1.0)], [A], _settings(ready_timeout_s=2.0))
+    done = simulate([SimulatedRequest(0.0, "a", 1.0)], [A], _settings(ready_timeout_s=2.0))
     assert [one.error for one in done.records] == [
         "HTTP 503: model a did not start: the start exceeded its deadline"
     ]
@@ -207,7 +213,7 @@ def test_distant_requests_give_the_results_of_the_untimed_cache(policy: str) -> 
         cache.request(model, time)
     specs = [ModelSpec.with_two_tiers(name, cost.memory, cost.penalty_s) for name, cost in costs.items()]
     done = simulate(
-        [ModelRequest(t, m, 0.5) for t, m in asked], specs, _settings(memory=capacity, policy=policy)
+        [SimulatedRequest(t, m, 0.5) for t, m in asked], specs, _settings(memory=capacity, policy=policy)
     )
     assert sum(not one.cold for one in done.records) == cache.hits
     assert done.counts["start_s"] == pytest.approx(cache.cost_s)

@@ -73,7 +73,7 @@ def test_only_a_file_that_cannot_change_is_sealed(published: Published) -> None:
 def test_a_large_allocation_has_pages_of_its_own_beside_others() -> None:
     libc, size = ctypes.CDLL(None), 1 << 27  # no earlier test leaves such a hole in the heap
     libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
-    with shared_pages.separate_allocations():
+    with shared_pages.allocate_on_own_pages():
         before = shared_pages.list_anonymous()
         place = libc.malloc(ctypes.c_size_t(size))
         added = shared_pages.subtract(shared_pages.list_anonymous(), before)

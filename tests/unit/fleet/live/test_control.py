@@ -23,7 +23,7 @@ from coldstart.fleet.live.orders import NodeReport, RankEnded, RankOrder, RankUp
 from coldstart.fleet.live.state import FleetState
 from coldstart.fleet.specification import Costs, FleetModel, FleetSettings, ServerSpec
 from coldstart.lab.fleet import simulate
-from coldstart.lab.records import ModelRequest
+from coldstart.lab.records import SimulatedRequest
 from coldstart.system.ipc.addresses import find_free_port
 
 
@@ -52,7 +52,7 @@ async def test_the_live_control_orders_what_the_simulation_ordered() -> None:
         FleetModel("small", 20, 25, costs, ttft_s=30.0, batch=2, idle_s=15.0),
         FleetModel("large", 40, 50, costs, ttft_s=9.0, tpot_s=0.2, batch=3, idle_s=40.0),
     ]
-    requests = [ModelRequest(2.0 * n, models[n % 2].name, 0.5, 0.05, 40) for n in range(40)]
+    requests = [SimulatedRequest(2.0 * n, models[n % 2].name, 0.5, 0.05, 40) for n in range(40)]
     recording: Recording = []
     faults = [(30.0, events.ServerLost("s1")), (45.0, events.ServerJoined(servers[1]))]
 

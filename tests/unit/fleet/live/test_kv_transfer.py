@@ -32,15 +32,15 @@ SECRET = "ab" * 32
 @pytest.mark.parametrize("message", [PIN, PULL])
 def test_a_message_is_read_with_its_key_only(message: Pin | Pull) -> None:
     signed = handover.sign("key", message)
-    assert handover.read("key", signed) == message
+    assert handover.verify_and_decode("key", signed) == message
     for key in ("other", ""):
         with pytest.raises(HandoverError, match="not signed"):
-            handover.read(key, signed)
+            handover.verify_and_decode(key, signed)
 
 
 def test_other_parameters_of_vllm_contain_no_message() -> None:
-    assert handover.read("key", None) is None
-    assert handover.read("key", {"do_remote_prefill": True}) is None
+    assert handover.verify_and_decode("key", None) is None
+    assert handover.verify_and_decode("key", {"do_remote_prefill": True}) is None
 
 
 @given(st.data())
@@ -53,7 +53,7 @@ def test_a_changed_message_is_refused(data: st.DataObject) -> None:
     if name == "coldstart" and changed is None:
         return
     with pytest.raises(HandoverError):
-        handover.read("key", {**signed, name: changed})
+        handover.verify_and_decode("key", {**signed, name: changed})
 
 
 @contextmanager

@@ -112,7 +112,7 @@ async def test_a_stream_moves_with_its_kv_where_the_pipeline_holds_it(tmp_path: 
         assert _ids(await moved) == generated("stream", 300)
         moves, key = stage.control.moves, beside.env["COLDSTART_HANDOVER_KEY"]
         assert (moves.moved_count, moves.moved_with_kv) == (1, int(held))
-        pulls = [handover.read(key, body.get(handover.PARAMETER)) for body in beside.bodies]
+        pulls = [handover.verify_and_decode(key, body.get(handover.PARAMETER)) for body in beside.bodies]
         # Once while the pipeline continues, and once for what it has computed meanwhile.
         assert [isinstance(one, handover.Pull) for one in pulls] == [held, held]
         pins = ranks[0].pins
