@@ -38,7 +38,7 @@ class Exports:
         return cls(next(iter(results), None), {Path(file): form for form, file in pairs if file})
 
     def write_partial(self, report: Report) -> None:
-        """Write an incomplete report to each regular file, until the complete report replaces it.
+        """Write an incomplete report to each regular file. The complete report replaces it later.
 
         Raises the errors of `write`.
         """

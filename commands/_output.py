@@ -53,7 +53,7 @@ class _Phase:
             self.report("step")
 
     def report(self, event: Literal["begin", "step", "running", "end"]) -> None:
-        """Print a line about an event, if this form of progress output has one."""
+        """Print a line about an event, unless the selected form of progress output omits this event."""
         if self.mode == "json":
             seconds = time.monotonic() - self.began
             document: dict[str, object] = {"phase": self.name, "event": event, "seconds": seconds}

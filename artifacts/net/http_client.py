@@ -223,9 +223,9 @@ class HttpClient:
         body: object = None,
         redirects: bool = True,
     ) -> HttpResponse:
-        """Send a request and return the final response. GET and HEAD follow redirects.
+        """Send a request and return the final response. GET and HEAD follow redirects if `redirects` is set.
 
-        Raises RemoteUnreachableError, ForbiddenError.
+        `secret` is sent only to its own origin. Raises RemoteUnreachableError, ForbiddenError.
         """
         follow, first = redirects and method in ("GET", "HEAD"), url
         for _ in range(_MAX_REDIRECTS):

@@ -11,7 +11,7 @@ import msgspec
 
 
 class Fallback(msgspec.Struct, frozen=True, omit_defaults=True, rename={"stage": "section"}):
-    """Start stage that ran without its optimization, with the reason and a hint that avoids the fallback next time."""
+    """Start stage that ran without its optimization, with the reason, and a hint for avoiding the fallback next time."""
 
     stage: str
     reason: str

@@ -22,7 +22,7 @@ class EngineTask:
     - `kv_note`: directory to which each worker writes its KV cache profiling results.
     - `kv_plan`: KV cache sizes by rank, used instead of profiling (`plans` of a bundle).
     - `compiled`: directory of vLLM's compiled artifacts.
-    - `deferred`: capture most CUDA graphs after the server is ready. With `restore`, capture the missing graphs before.
+    - `deferred`: capture most CUDA graphs after the server is ready. With `restore`, capture missing graphs before that.
     """
 
     record: Path | None = None

@@ -1,7 +1,7 @@
 """Source and plan of the weights of a server, which are part of its launch plan.
 
-The launch plan contains the request because every vLLM process can read the plan, and vLLM rejects unknown keys in its
-loader's extra configuration. Without a request, the server loads the weights from the model's own directory.
+The launch plan contains a `WeightsRequest` because every vLLM process can read the plan, and vLLM rejects unknown keys in
+its loader's extra configuration. Without this request, the server loads the weights from the model's own directory.
 """
 
 from __future__ import annotations

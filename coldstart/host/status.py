@@ -107,7 +107,7 @@ class HostFacts:
 
 
 def build_status(core: Core, facts: HostFacts, now: float, unix_s: float) -> dict[str, Any]:
-    """Build the status document at time `now` on the core's clock, which is `unix_s` in Unix time."""
+    """Build the status document. The current time is `now` on the core's clock and `unix_s` in Unix time, in seconds."""
     return {
         "schema_version": SCHEMA_VERSION,
         "time_unix_s": unix_s,

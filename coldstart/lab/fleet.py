@@ -54,7 +54,7 @@ def simulate(
     roster: Roster | None = None,
     core: Callable[..., FleetCore] = FleetCore,
 ) -> Replay:
-    """Replay requests, which must be in order of arrival. `core` creates the core, which may be a subclass.
+    """Replay requests, which must be in order of arrival. `core` is FleetCore or a subclass of it.
 
     The SLO comes from the models. The count `fetched_bytes` includes background fetches.
     """

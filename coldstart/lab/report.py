@@ -61,7 +61,7 @@ class ReplayRun:
 
 
 def report(kind: str, runs: Sequence[ReplayRun], rows: Mapping[str, Any], *, is_comparison: bool) -> Report:
-    """Build the report of the last replay, or of a comparison of all. `rows` describes the rows of the trace."""
+    """Build the report of the last replay or, if `is_comparison` is set, of all replays. `rows` describes the trace's rows."""
     from pandas import concat
 
     frame, last = concat(run.frame for run in runs), runs[-1].document
@@ -112,7 +112,7 @@ def _get_metric(document: Mapping[str, Any], metric: str) -> Any:
 
 
 def _compute_ratio(samples: Mapping[int, float], first: Mapping[int, float]) -> dict[str, Any]:
-    """Return the ratio of medians over common rounds, and its 95% confidence interval if there are enough rounds."""
+    """Return the ratio of `samples` to `first` over common rounds, and its 95% interval if there are enough rounds."""
     known = all(value and value > 0 for value in (*samples.values(), *first.values()))
     found = stats.paired_ratio(samples, first) if known else None
     enough = len(samples.keys() & first.keys()) >= stats.MIN_SAMPLES

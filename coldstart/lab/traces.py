@@ -212,7 +212,7 @@ def _parse(text: str, **options: Any) -> DataFrame:
 
 
 def _expand_invocations(path: Path, text: str, until_s: float, limit: int | None) -> tuple[DataFrame, Series]:
-    """Expand Azure Functions 2019 into one request per invocation. Also return why rows were rejected.
+    """Expand an Azure Functions trace of 2019 into one request per invocation. Also return why rows were rejected.
 
     Arrivals are uniformly random within their minute, with a fixed seed.
     """

@@ -38,7 +38,7 @@ def build_environment(root: Path) -> dict[str, str]:
 
 
 def collect_caches(root: Path, vllm_root: Path, target: Path) -> list[str]:
-    """Copy the compiler caches that are not empty to the new directory `target`. Return their names."""
+    """Copy non-empty caches below `root`, and vLLM's below `vllm_root`, to the new directory `target`. Return the names."""
     sources = {folder: root / folder for folder in VARIABLES.values()}
     sources[AOT] = vllm_root / "torch_compile_cache" / "torch_aot_compile"
     filled = {name: path for name, path in sources.items() if path.is_dir() and any(path.iterdir())}

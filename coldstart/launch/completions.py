@@ -55,7 +55,7 @@ class CompletionClient:
     timeout_s: float = 600.0
 
     def await_first_token(self, prompt: str, *, deadline_s: float, check: Callable[[], None]) -> FirstToken:
-        """Send a streaming request every POLL_S seconds until a token arrives, and return its arrival time.
+        """Send a streaming request every POLL_S seconds until a token arrives, and return the times of connection and token.
 
         `check` is called before each attempt, and raises if the server has exited. Raises CompletionFailedError after
         `deadline_s` (seconds on CLOCK_MONOTONIC), or immediately if the server rejects the request.

@@ -121,10 +121,10 @@ def choose_weights_source(
 def _take_preloaded(
     lookup: BundleLookup, model: ResolvedModel, own: list[str]
 ) -> tuple[list[Fallback], list[str]]:
-    """Return the vLLM arguments that map the weights of a `vllm preload` daemon, or a fallback and `own`.
+    """Return the vLLM arguments that map the weights of a `vllm preload` daemon, or `own` and a fallback with the reason.
 
-    The digest of the weights names the directory of the daemon's sockets, because vLLM compares only file headers, and would
-    accept a base model's weights for a fine-tune (vllm#59647).
+    `own` are the arguments that load the model's local files. The directory of the daemon's sockets is named by the digest
+    of the weights: vLLM compares only file headers, and would accept a base model's weights for a fine-tune (vllm#59647).
     """
     limit = gpu_starts.find_preload_limit(lookup.vllm_args, on_cpu=runtime.targets_cpu())
     if limit is None and (lookup.bundle is None or model.path is None):
@@ -172,7 +172,7 @@ def _untie_head(config: Mapping[str, Any], names: Sequence[str], given: Argument
 
 @contextmanager
 def start_early(plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[ExitStack]:
-    """Fetch or page in the weights while the block starts a server that loads them.
+    """Fetch the weights, or read local ones into the page cache, while the block starts a server that loads them.
 
     The fetch stops at the end of the block. If the server loads its weights later, the caller takes the fetch over from the
     yielded ExitStack with `pop_all`, and closes it when the server has loaded them.

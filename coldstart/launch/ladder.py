@@ -42,7 +42,7 @@ def start_server(request: ServeRequest, plan: LaunchPlan) -> Server:
 
 
 def find_planned_mode(request: ServeRequest, plan: LaunchPlan) -> tuple[str, list[Fallback]]:
-    """Return the mode that `start` would try first, and the reason for each skipped faster mode. Nothing is started."""
+    """Return the first mode that `start_server` would try, and a fallback for each faster mode. Start nothing."""
     one, skipped = ServerStart(request, plan, timeline.now()), list[Fallback]()
     for mode in modes.list_modes_to_try(request.mode):
         if (why := _find_obstacle(mode, one)) is None:
@@ -60,7 +60,7 @@ def _find_obstacle(mode: StartMode, one: ServerStart) -> Reason | None:
 
 
 def _choose_reason(mode: StartMode, one: ServerStart, why: Reason) -> Reason:
-    """Return the reason to report for a skipped mode. If the user requested it, a reason that CRIU cannot run takes precedence.
+    """Return `why` a mode is skipped or, if the user requested the mode and CRIU cannot run, the reason for the latter.
 
     With `auto`, CRIU is not probed, because the probe would delay every start.
     """
@@ -75,7 +75,7 @@ def _create_fallback(mode: StartMode, one: ServerStart, why: Reason) -> Fallback
 
 
 def _attempt(mode: StartMode, one: ServerStart, unused: UnusedModes) -> Server | None:
-    """Start the server in `mode`. Return None if the next mode should be tried."""
+    """Start the server in `mode`. If that fails, record the reason in `unused`, and return None to try the next mode."""
     try:
         if (why := mode.find_unusable_reason(one)) is not None:
             why = _choose_reason(mode, one, why)

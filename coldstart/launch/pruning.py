@@ -118,7 +118,7 @@ def _is_mapped(path: Path, mapped: Collection[str]) -> bool:
 
 @contextmanager
 def _find_partial_images(root: Path) -> Iterator[list[Path]]:
-    """Yield the partial images that killed processes left, and hold the lock so that none is created meanwhile."""
+    """Yield the partial images that killed processes left. During the block, hold the lock that image creation needs."""
     partial = root / runtime_image.PARTIAL
     # While an image is being created, its process has the lock.
     held = files.try_lock(root / runtime_image.LOCK) if partial.is_dir() else None

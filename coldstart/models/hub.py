@@ -3,7 +3,7 @@
 A request to the hub is not repeated. If the hub returns no usable response (no response, an error, or a response that is
 not from a hub), a complete copy in the local cache is used, with a warning that quotes the response. If the copy is
 incomplete, an error names the missing files. The same applies to a commit, whose files cannot change, and to a branch,
-which then starts at the commit that was cached last. It also applies to a repository that was deleted, made private or
+for which the commit that was cached last is used. It also applies to a repository that was deleted, made private or
 gated since: its files are on this machine, and the pods of a service must start without the hub.
 
 huggingface_hub is imported on first use, so a local model does not need it. It reads HF_HOME, HF_TOKEN, HF_ENDPOINT and
@@ -185,7 +185,7 @@ def _record(directory: Path, revision: str | None) -> None:
 def _ask(repo_id: str, revision: str | None) -> ModelInfo:
     """Return the hub's description of the repository with its commit. Raises _HubFailure.
 
-    The hub is asked for a branch each time, but not again for the commit that it returned last, which cannot change.
+    A branch is looked up on each call. The commit that the hub returned last is not looked up again: it cannot change.
     """
     from concurrent.futures import Future
 

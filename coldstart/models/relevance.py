@@ -147,7 +147,7 @@ def _without_path(value: object) -> Scalar:
 
 
 def _digest_path(path: str) -> str:
-    """Return the digest of the file at `path` or of a model's config.json or, if there is no file, of the path itself."""
+    """Return the digest of the file `path`, of config.json in the directory `path` or, without these files, of the path."""
     location = Path(path)
     config = location / "config.json"
     file = config if config.is_file() else location

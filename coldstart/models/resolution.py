@@ -43,7 +43,7 @@ class ResolvedModel:
 
     @property
     def weight_files(self) -> list[Path]:
-        """Return the weight files in the model's directory, sorted by name, or none if there is no directory."""
+        """Return the weight files in the model's directory, sorted by name, or an empty list without a directory."""
         return weight_files(self.path) if self.path is not None else []
 
     @property

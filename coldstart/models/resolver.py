@@ -38,7 +38,7 @@ def look_up_for_start(
     If `vllm_args` is None, use the arguments that the bundle records.
 
     Raises the errors of `inspection.look_up`, BundleNotFoundError and AmbiguousReferenceError, and UsageError for the
-    bundle of a model directory, because the bundle does not record its path.
+    bundle of a model directory, because the bundle does not record the path of the directory.
     """
     is_version = not resolution.is_known_model(word) and _VERSION_OR_DIGEST.fullmatch(word)
     if bundle := Store(cache.bundles).find_by_reference(word) if is_version else None:
@@ -60,7 +60,10 @@ def look_up_for_start(
 
 
 def _take_version(lookup: BundleLookup, bundle: Bundle, *, records_arguments: bool) -> BundleLookup:
-    """Return the lookup restricted to this bundle version, whether or not it fits."""
+    """Return the lookup with this bundle version as its only candidate: used, untrusted or, with another key, nearest.
+
+    If `records_arguments` is set, the vLLM arguments of the lookup come from the bundle.
+    """
     lookup = replace(lookup, bundle=None, nearest=None, mismatches=(), untrusted=None, notes=())
     if lookup.key != bundle.key:
         return replace(lookup, nearest=bundle, mismatches=tuple(compare_keys(lookup.key, bundle.key)))

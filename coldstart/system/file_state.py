@@ -69,7 +69,7 @@ def cache_by_state(read: Callable[[Path], _Content]) -> Callable[[Path], _Conten
 
 
 def locate_record(kind: str, place: Path) -> Path:
-    """Return the path of the record about `place`, which is a resolved path."""
+    """Return the path of the record of type `kind` about the resolved path `place`."""
     where = hashlib.sha256(os.fsencode(os.path.realpath(place))).hexdigest()[:16]
     return paths.state_dir() / kind / f"{place.name}.{where}"
 

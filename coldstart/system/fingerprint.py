@@ -1,7 +1,7 @@
 """Record which files, kernel and processor a template or snapshot was created with, and compare them with this machine.
 
-A template or snapshot runs the code it was created from, even after an installation has changed. A fix that keeps the
-version number would never take effect. So both record the state (stat(2)) of all mapped files and imported modules,
+A template or snapshot runs the code it was created from, even after an installation has changed. Without a check, a fix
+that keeps the version number would not reach it. So both record the state (stat(2)) of mapped files and imported modules,
 including the model's own code and coldstart's, and the kernel release, the processor flags and the C library. If any of
 them differs, the template or snapshot is rejected, and the error names the difference.
 

@@ -28,7 +28,7 @@ _FREE_BYTES = 5 << 30
 
 @dataclass(frozen=True)
 class Probe:
-    """Result of one probe. If a `required` probe is missing, this machine cannot serve cold starts."""
+    """Result of one probe. If a `required` probe has the status "missing", this machine cannot serve cold starts."""
 
     name: str
     status: Status
@@ -212,5 +212,5 @@ def run_probes(cache: Cache) -> list[Probe]:
 
 
 def can_serve(results: Sequence[Probe]) -> bool:
-    """Return whether this machine can serve cold starts, that is, whether no required probe is missing."""
+    """Return whether this machine can serve cold starts: no required probe has the status "missing"."""
     return not any(probe.required and probe.status == "missing" for probe in results)

@@ -1,8 +1,9 @@
 """Progress of a server start, sent as lines on the pipe on which the server reports readiness.
 
 A line is {"progress": {phase, done, total, unit}}; phases without a counter have no numbers. A process reports only if
-it, or a process that forked it, has called `start_reporting`: in a spawned process, the descriptor belongs to another
-file. A report never blocks or fails a start. A reader that is too slow misses reports.
+it, or a process that forked it, has called `start_reporting`. A spawned process must not report: it inherits the number of
+the pipe's descriptor from the environment, but this number may refer to another file there. A report never blocks or
+fails a start. A reader that is too slow misses reports.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class Continuation:
 
     @property
     def is_resumable(self) -> bool:
-        """Return whether the stream can be resumed: another server can continue from here, or the client has all tokens."""
+        """Return whether the stream can be resumed: another server can continue it, or the client already has all tokens."""
         if self._diverged or self._foreign:
             return False
         # Tokens after `clean_count` are sampled again, so the client must not have received any part of them.

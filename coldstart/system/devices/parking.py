@@ -69,7 +69,7 @@ class Parking:
         self._is_begun = False
 
     def park(self) -> str | None:
-        """Move the processes' GPU state to host memory. Return None or the reason of a failure, after which all of them run.
+        """Move the processes' GPU state to host memory. Return None, or why this failed. After a failure, all processes run.
 
         Raises:
             ParkingError: Both this operation and its reversal failed.
@@ -77,7 +77,7 @@ class Parking:
         return self._move(_PARK, _UNPARK)
 
     def unpark(self) -> str | None:
-        """Move the processes' GPU state back. Return None or the reason of a failure, after which all of them are parked.
+        """Move the processes' GPU state back. Return None, or why this failed. After a failure, all processes are parked.
 
         Raises:
             ParkingError: Both this operation and its reversal failed.
@@ -110,7 +110,7 @@ class Parking:
         return None
 
     def _take(self, steps: Steps) -> None:
-        """Perform each step on the processes that are in the state before it. Raises StepError."""
+        """Perform the steps in order, each on the processes that are in its initial state. Raises StepError if one fails."""
         states = self._ask(parker.STATE, self.pids)
         for step, before, after in steps:
             if due := [pid for pid in self.pids if states[pid] == before]:

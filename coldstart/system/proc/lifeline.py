@@ -18,9 +18,9 @@ def die_with_parent(number: int = signal.SIGTERM) -> None:
 
 
 def die_as_a_group() -> None:
-    """Apply `die_with_supervisor` to the leader of a process group, and make its SIGTERM kill the whole group.
+    """Apply `die_with_supervisor`. If this process leads its process group, make SIGTERM kill the complete group.
 
-    In a process that the leader forked, SIGTERM ends only that process.
+    In a process that the leader forked later, SIGTERM ends only that process.
     """
     first = os.getpid()
 

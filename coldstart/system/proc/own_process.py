@@ -1,7 +1,7 @@
 """Memory of this process, and state that the process must renew after a fork or a restore.
 
-The memory functions are optimizations: page faults cost more than the copy. On kernels without the feature, they do
-nothing.
+The memory functions are optimizations: single page faults cost more than the copy of the data. On kernels or C libraries
+without the necessary calls, they do nothing.
 """
 
 from __future__ import annotations

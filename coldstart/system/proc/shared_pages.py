@@ -84,7 +84,7 @@ def subtract(regions: Iterable[Region], others: Iterable[Region]) -> list[Region
 def find_allocation(regions: Iterable[Region], size: int) -> Region | None:
     """Return the pages of an allocation of `size` bytes that glibc mapped separately in one of the regions, or None.
 
-    The kernel merges neighboring mappings, such as one of Python's own arenas, so it may be only a part of a region.
+    The kernel merges an allocation with neighboring mappings, such as Python's arenas, so it may be only a part of a region.
     """
     for region in regions:
         end = region.address + region.size
