@@ -60,7 +60,7 @@ class _Garbage:
 def prune(
     layout: OciLayout, keep: int | None, drop: Sequence[Bundle], trust: TrustCheck | None, *, dry_run: bool
 ) -> PruneReport:
-    """Remove all but the best `keep` bundles of each key (None: keep all), the bundles in `drop`, and unreferenced files."""
+    """Remove bundles except the best `keep` of each key (None: keep all), bundles in `drop`, and unreferenced files."""
     if not layout.exists:
         return PruneReport()
     layout.create()

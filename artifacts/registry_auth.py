@@ -38,7 +38,7 @@ class RegistrySession:
     def request(
         self, method: str, url: str, *, headers: Mapping[str, str] | None = None, body: object = None
     ) -> HttpResponse:
-        """Send a request. If the registry itself sends a challenge, repeat the request once with credentials.
+        """Send a request and return the response. If the registry itself sends a challenge, repeat it once with credentials.
 
         Raises RemoteDeniedError, RemoteFailedError.
         """

@@ -61,7 +61,7 @@ def push(bundle: Bundle, address: str) -> str:
 
 
 def pull(store: Store, address: str) -> Bundle:
-    """Fetch a bundle and its signatures into `store`. DIR@sha256:... selects one of several bundles in a directory.
+    """Fetch a bundle and its signatures into `store`, and return it. DIR@sha256:... selects one of a directory's bundles.
 
     Raises RemoteDeniedError, RemoteFailedError, MissingBlobError, NotALayoutError, AmbiguousReferenceError,
     InvalidReferenceError and the errors of Store.receive_bundle.

@@ -148,9 +148,9 @@ class Store:
         dry_run: bool = False,
         trust: TrustCheck | None = None,
     ) -> PruneReport:
-        """Remove all but the best `keep` versions of each key (None: keep all), the bundles in `drop`, and unreferenced files.
+        """Remove versions except the best `keep` of each key (None: keep all), bundles in `drop`, and unreferenced files.
 
-        Bundles that `trust` accepts rank above all others. Raises ReadOnlyStoreError.
+        Return a report of what was removed. Bundles that `trust` accepts rank above all others. Raises ReadOnlyStoreError.
         """
         from coldstart.artifacts import prune
 

@@ -273,7 +273,7 @@ def _replay(
 ) -> None:
     """Replay the trace with each plan on each system in each round, and write one report of all runs.
 
-    The systems take turns, and each round begins with the next one.
+    In each round, the systems are replayed one after another. Each round begins with a different system.
     """
     from coldstart.lab.report import ReplayRun, report
 

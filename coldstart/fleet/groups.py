@@ -34,7 +34,7 @@ class GroupPhase(StrEnum):
 
 @dataclass(slots=True)
 class GroupWorker:
-    """A worker process with `memory` bytes of reserved device memory. `full` is True if the full model fits into it."""
+    """A worker process with `memory` bytes of reserved device memory. `full` is True if this is enough for a full model."""
 
     launch: LaunchRank
     memory: int
@@ -164,7 +164,7 @@ class Deployment:
                 yield group
 
     def list_avoided_servers(self, now: float) -> frozenset[str]:
-        """Return the servers on which a start failed recently, as the server may be the cause (such as a full disk)."""
+        """Return the servers on which a start failed recently. The cause may be the server itself, such as its full disk."""
         self.avoided_until = {server: until for server, until in self.avoided_until.items() if now < until}
         return frozenset(self.avoided_until)
 

@@ -290,7 +290,7 @@ class GroupLifecycle:
         self.agenda.free()
 
     def drain_server(self, server: str, streams: frozenset[str], now: float) -> Iterator[Action]:
-        """Stop the groups of a server after their last request. Those of their requests in `streams` are to migrate."""
+        """Stop each group of a server after its last request, and mark its requests that are in `streams` for migration."""
         if server not in self.roster.servers:
             return
         self.roster.drain(server)

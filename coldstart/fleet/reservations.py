@@ -88,7 +88,7 @@ class BandwidthReservations:
         return share if safe else 0.0
 
     def claim(self, name: str, size: float, deadline: float, now: float) -> None:
-        """Admit a foreground fetch. `deadline` is infinity if the fetch is already late or needs no deadline.
+        """Admit a foreground fetch of `size` bytes. `deadline` is infinity if the fetch is already late or needs no deadline.
 
         Raises ValueError if the fetch would miss its deadline, or would make another fetch miss its deadline.
         """
@@ -102,7 +102,7 @@ class BandwidthReservations:
         self.deadlines[name] = deadline
 
     def trail(self, name: str, size: float, now: float) -> None:
-        """Admit a background fetch, which uses only the bandwidth that foreground fetches do not use."""
+        """Admit a background fetch of `size` bytes, which uses only the bandwidth that foreground fetches do not use."""
         self._age(now)
         self.link.add(name, size, background=True)
 

@@ -150,19 +150,23 @@ class Roster:
     ) -> Scheme | None:
         """Choose a placement with ParaServe's Algorithm 1, from the offers that link reservations allow (Algorithm 2).
 
-        Return None if the model must wait. Servers in `avoided` are not used.
+        `required` is the number of workers that the model needs. The oldest request has waited `waited_s` seconds. Servers
+        in `avoided` are not used. Return None if the model must wait.
         """
         offers = self.list_offers(model, now, avoided)
         return choose(model, offers, self.settings, required=required, waited_s=waited_s, hops=self.hops)
 
     def count_missing(self, server: FleetServer, model: str, size: int) -> int:
-        """Return how many of the `size` bytes of a model's weights the server must fetch, which are all of them here."""
+        """Return how many of a model's `size` weight bytes the server must fetch: all, unless a subclass models a cache."""
         return size
 
     def launch(
         self, deployment: Deployment, scheme: Scheme, keep: int, now: float
     ) -> tuple[Group, list[LaunchRank]]:
-        """Reserve memory and bandwidth for the placement `scheme`. Return its group and the launch actions of its ranks."""
+        """Reserve memory and bandwidth for the placement `scheme`. Return its group and the launch actions of its ranks.
+
+        After consolidation, up to `keep` of its workers remain.
+        """
         keep, model = min(keep, max(1, scheme.full)), deployment.spec
         name = deployment.name_next_group()
         group = Group(

@@ -42,7 +42,7 @@ def fetch_s(size: float, rate: float) -> float:
 
 
 def predict_loaded_s(costs: Costs, size: float, fetch: float, load: float) -> float:
-    """Return the seconds from the scheduling decision until a rank of `size` bytes is loaded (term_x)."""
+    """Return the seconds from the decision until a rank is loaded (term_x). `fetch` and `load` are in bytes per second."""
     return predict_loaded_after_s(
         costs, size, load, fetched_s=predict_fetch_begin_s(costs) + fetch_s(size, fetch)
     )
@@ -72,7 +72,7 @@ def predict_first_token_s(costs: Costs, ranks: int, full: int) -> float:
 
 
 def predict_tpot_s(costs: Costs, ranks: int, full: int) -> float:
-    """Return the time per output token in seconds (ParaServe, equation 2)."""
+    """Return the time per output token in seconds (ParaServe, equation 2). `full` of the ranks have full weights."""
     return costs.decode_s * compute_slowdown(ranks, full) + costs.hop_s * ranks
 
 
@@ -143,10 +143,11 @@ def choose(
     waited_s: float = 0.0,
     hops: Hops | None = None,
 ) -> Scheme | None:
-    """Return the smallest placement that meets the SLO, else the fastest single worker, or None if the model must wait.
+    """Return the first placement in order of preference that meets the SLO, else the fastest single worker.
 
-    The oldest request has already waited `waited_s` seconds. For server pairs in `hops`, the measured time replaces the
-    hop time in the model's costs.
+    Return None if the model must wait. A pipeline is chosen only if it is faster than a single worker. The model needs
+    `required` workers, and its oldest request has already waited `waited_s` seconds. For server pairs in `hops`, the
+    measured time replaces the hop time in the model's costs.
     """
     open_ = [offer for offer in offers if offer.fetch_bytes_per_s > 0]
     # The scheme of a single worker is considered first, unless more workers are required.
@@ -221,7 +222,7 @@ Timed = tuple[float, int, float, str, Offer]
 
 
 def _order_offers(model: FleetModel, offers: Sequence[Offer], ranks: int) -> list[Timed]:
-    """Return the servers that can hold a rank, by term_x. Among equals, the fullest comes first, to keep empty devices free."""
+    """Return the servers that can hold a rank, sorted by term_x. Among equals, the fullest comes first."""
     size = max(model.ranks(ranks))
     least = model.part(ranks) if ranks > 1 else model.memory
     costs = model.costs

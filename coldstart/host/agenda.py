@@ -88,7 +88,7 @@ class Agenda:
         return list(first.values())
 
     def reject_expired(self, now: float) -> Iterator[RejectRequest]:
-        """Remove and reject the requests that have waited for `hold_s` seconds."""
+        """Remove the requests that have waited for `hold_s` seconds, and yield a rejection for each of them."""
         for request in list(takewhile(lambda name: now >= self.waiting[name] + self.hold_s, self.waiting)):
             known = self.remove_request(request)
             reason = f"model {known.model} did not become ready within {now - known.arrived_at:.0f} s"

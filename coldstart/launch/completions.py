@@ -73,7 +73,7 @@ class CompletionClient:
         raise CompletionFailedError(f"no token within the time limit; last attempt: {reason}")
 
     def complete(self, prompt: str | Sequence[int], max_tokens: int) -> Completion:
-        """Return the complete response to a prompt. Raises CompletionFailedError if the request fails."""
+        """Return the response of `max_tokens` tokens to a prompt. Raises CompletionFailedError if the request fails."""
         began_s = time.monotonic()
         try:
             status, body = self._post(_request(prompt, max_tokens, stream=False))

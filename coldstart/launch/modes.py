@@ -181,7 +181,7 @@ def _list_templates(start: ServerStart) -> list[RunningTemplate]:
 
 
 def _fork_thawed(start: ServerStart, thaw: Callable[[], RestoredTemplate]) -> ReadyServer:
-    """Restore a template with CRIU for this server only, and have it fork the server.
+    """Restore a template for this server only by calling `thaw`, and have it fork the server.
 
     Raises the errors of `StartMode.launch`.
     """
@@ -225,7 +225,7 @@ class SnapshotMode(StartMode):
         return super().find_unusable_reason(start)
 
     def find_missing_requirement(self, start: ServerStart) -> Reason | None:
-        """Return the reason if the bundle has no snapshot that this start can use, or None if it has one."""
+        """Return the reason why this start cannot use a snapshot of the bundle, or None if it can."""
         if not runtime.targets_cpu():
             from coldstart.launch import vllm_snapshot
 
@@ -262,7 +262,7 @@ class RuntimeSnapshotMode(StartMode):
     """Mode that restores a process image that contains the imported runtime but no model."""
 
     def find_missing_requirement(self, start: ServerStart) -> Reason | None:
-        """Return the reason if there is no process image of the runtime, or None if there is one."""
+        """Return a reason if this machine has no process image of the runtime, or None if it has one."""
         from coldstart.launch import process_snapshot
 
         try:

@@ -102,7 +102,7 @@ def create_snapshot(lookup: BundleLookup, bundle: Bundle) -> None:
 
 
 def restore_server(start: ServerStart) -> ReadyServer:
-    """Restore the server with vLLM, and compare its tokens with the bundle's canary.
+    """Restore the server with vLLM, and return it if its tokens match the bundle's canary.
 
     Raises:
         LaunchRefusedError: The snapshot does not fit, vLLM rejects it, or the tokens differ.

@@ -81,7 +81,7 @@ class BundleLookup:
         )
 
     def refresh(self) -> BundleLookup:
-        """Repeat the lookup of the same key, for example after another process published the bundle."""
+        """Return a new lookup of the same key, for example after another process published the bundle."""
         try:
             bundle = self.store.find_by_key(self.key, name=self.model.name, trust=self.accepts or trust)
         except BundleNotFoundError as error:

@@ -120,10 +120,9 @@ _LOAD_STAGE = "load the model"
 
 
 def read_stages(bundle: Bundle | None, ranks: int = 1) -> tuple[float, float]:
-    """Return the seconds per rank that the bundle's verification run took after loading the weights, and for loading them.
+    """Return two times in seconds per rank of the bundle's verification run: after loading the weights, and for loading them.
 
-    Both are 0 if the bundle does not record stages. The run had `ranks` ranks, and the bundle records the sum over all
-    ranks.
+    Both are 0 if the bundle does not record stages. The bundle records their sums over the `ranks` ranks of the run.
     """
     proof = None if bundle is None else inspection.read_proof(bundle)
     spans = proof.spans if proof else {}
@@ -137,7 +136,7 @@ def look_up_pipelines(
     """Return, for each pipeline size with a bundle, the seconds from loaded weights to ready.
 
     Also return, for each other pipeline size, why it cannot start. `library_s` is the time in seconds that a single
-    worker takes before it can load weights. Any additional time of a pipeline counts as time after the weights.
+    worker takes before it can load weights. If a pipeline takes longer, the rest counts as time after loading the weights.
     """
     seconds, reasons, counts = dict[int, float](), dict[int, str](), range(2, MOST_RANKS + 1)
     if found.vllm_args.number("pipeline_parallel_size", 1) > 1:

@@ -35,7 +35,7 @@ from coldstart.system.paths import Cache
 
 
 def _load_starter_class(named: str | None) -> type[ServerStarter]:
-    """Return Starter, or the class that a test names as `module:name`."""
+    """Return the class `named`, which a test writes as `module:name`, or ServerStarter if `named` is None."""
     if named is None:
         return ServerStarter
     module, _, name = named.partition(":")
@@ -43,7 +43,7 @@ def _load_starter_class(named: str | None) -> type[ServerStarter]:
 
 
 def _read_node_environment() -> dict[str, str]:
-    """Return the node's environment without Ray's variables, and without the single OpenMP thread that Ray sets for actors."""
+    """Return the variables with which the node started, without those of Ray and the OpenMP thread limit that Ray adds."""
     begun = Path("/proc/self/environ").read_bytes().split(b"\0")
     names = {os.fsdecode(one.partition(b"=")[0]) for one in begun}
     return {name: os.environ[name] for name in names & os.environ.keys() if not name.startswith("RAY_")}
@@ -85,7 +85,7 @@ class RemoteNode:
     place: tuple[str, int] | None = None
 
     async def call(self, method: str, *args: Any) -> Any:
-        """Call a method of the actor's NodeServers. Raises NodeLostError if the actor cannot be reached."""
+        """Call a method of the actor's NodeServers, and return its result. Raises NodeLostError if the actor is unreachable."""
         try:
             return await self.actor.call.remote(method, *args)
         except RayError as error:

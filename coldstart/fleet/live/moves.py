@@ -160,7 +160,7 @@ class Moves:
     async def _hold_kv(
         self, ticket: FleetTicket, source: FleetReplica, target: FleetReplica, stream: Continuation
     ) -> dict[str, str] | None:
-        """Make the source retain the stream's KV. Return the transfer parameters for the target, or None if it does not."""
+        """Make the source retain the stream's KV. Return the transfer parameters for the target, or None if this fails."""
         if stream.prompt is None or not (source.handover_key and target.handover_key):
             return None
         body = stream.build_pin_request(ticket.request_id, source.handover_key)

@@ -142,7 +142,7 @@ class NodeServers:
             process.pace = replace(process.pace, rate=rate)
 
     def _get_shared_weights_env(self, order: orders.RankOrder) -> dict[str, str]:
-        """Return the variables that let a rank share weights with the full worker that replaces it. Empty on a GPU."""
+        """Return the variables that let a rank share weights with the full worker that replaces it, or none on a GPU."""
         if self.selects_device or not _is_rank_or_replacement(order):
             return {}
         try:

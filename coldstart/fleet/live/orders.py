@@ -110,4 +110,4 @@ class Node(Protocol):
         """Return the host and port to which network latency is measured, or None if it is not measured."""
 
     async def call(self, method: str, *args: Any) -> Any:
-        """Call a method of the server's `NodeServers`. Raises NodeLostError if the server cannot be reached."""
+        """Call a method of the server's `NodeServers`, and return its result. Raises NodeLostError if it is unreachable."""

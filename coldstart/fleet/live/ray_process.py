@@ -208,7 +208,7 @@ class OwnRay:
 
 @contextmanager
 def run_own_ray(server: ServerSpec | None, cache: Cache) -> Iterator[OwnRay]:
-    """Run a Ray cluster with its own token for the duration of the block. The labels of this machine describe `server`.
+    """Run a Ray cluster with its own token during the block. Its head node has the labels that describe `server`, if any.
 
     Raises CommandFailedError if Ray does not start.
     """

@@ -127,7 +127,7 @@ class FleetState:
         return self._correct(name, change)
 
     def record_load_time(self, name: str, seconds: float) -> FleetModel | None:
-        """Record how many seconds a worker took to start its runtime and load its weights, which were on its machine.
+        """Record how many seconds a worker took to start its runtime and load weights that were already on its machine.
 
         Return the updated model, or None if it is not deployed.
         """

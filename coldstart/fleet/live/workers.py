@@ -109,7 +109,7 @@ class Workers:
         )
 
     async def _call(self, server: str, method: str, *args: Any) -> Any:
-        """Call a method of a server. Raises NodeLostError if the server was lost or cannot be reached."""
+        """Call a method of a server, and return its result. Raises NodeLostError if the server was lost or is unreachable."""
         if (node := self.nodes.get(server)) is None:
             raise orders.NodeLostError(f"the fleet has lost server {server}")
         return await node.call(method, *args)

@@ -17,7 +17,7 @@ POLICIES: dict[str, Callable[[Costs], Policy]] = {
 
 
 def create_policy(name: str, costs: Costs) -> Policy:
-    """Create the policy `name`. Raises UsageError if the name is unknown."""
+    """Create the policy `name` for models with these eviction costs. Raises UsageError if the name is unknown."""
     if name not in POLICIES:
         raise UsageError(f"unknown eviction policy {name!r}", hint=f"use one of: {', '.join(POLICIES)}")
     return POLICIES[name](costs)

@@ -122,7 +122,7 @@ def is_trusted_peer(connection: socket.socket) -> bool:
 
 
 def connect(path: Path) -> socket.socket:
-    """Connect to the socket `path`. Raises PeerError if no process listens on it, or if a process of another user does."""
+    """Return a connection to the socket `path`. Raises PeerError if no process of this user or root listens on it."""
     client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with _shorten_path(path) as address:
