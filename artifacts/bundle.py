@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TrustResult:
-    """Result of a trust check: `ok` if the bundle's code may run, the fingerprint of the signer's key, and the reason."""
+    """Result of a trust check: whether the bundle's code may run, the fingerprint of the signer's key, and the reason."""
 
-    ok: bool
+    is_trusted: bool
     signer: str | None
     reason: str
 
@@ -207,7 +207,7 @@ class Bundle:
         if trust is None:
             raise UntrustedError(f"section {name} contains code, but the argument `trust` is missing")
         result = trust(self)
-        if not result.ok:
+        if not result.is_trusted:
             raise UntrustedError(
                 f"section {name} of {self.ref} contains code that is not trusted: {result.reason}"
             )
@@ -228,7 +228,7 @@ class RankedBundle:
     @property
     def rank(self) -> tuple[bool, bool, str, int]:
         """Return the sort key; a larger key is better. Readable bundles rank first, then trusted ones, then newer ones."""
-        return self.read_error is None, self.trust.ok, self.created_at, self.bundle.version
+        return self.read_error is None, self.trust.is_trusted, self.created_at, self.bundle.version
 
 
 def rank_bundle(bundle: Bundle, trust: TrustCheck | None) -> RankedBundle:
@@ -249,7 +249,11 @@ def find_newer(bundle: Bundle, others: Iterable[Bundle], trust: TrustCheck | Non
     """Return the trusted bundles in `others` that have the same key as `bundle` and are newer."""
     same = [other for other in others if other != bundle and other.key_digest == bundle.key_digest]
     created = rank_bundle(bundle, None).created_at
-    return [one.bundle for one in sort_best_first(same, trust) if one.trust.ok and one.created_at > created]
+    return [
+        one.bundle
+        for one in sort_best_first(same, trust)
+        if one.trust.is_trusted and one.created_at > created
+    ]
 
 
 def find_superseded(bundles: Sequence[Bundle], keep: int, trust: TrustCheck | None) -> set[str]:

@@ -204,7 +204,7 @@ class TrustStore:
     def __call__(self, bundle: Bundle) -> TrustResult:
         """Return whether a trusted key signed `bundle`. An invalid signature raises no error; the result has the reason."""
         results = self.verify_signatures(bundle)
-        return next((one for one in results if one.ok), results[0] if results else _UNSIGNED)
+        return next((one for one in results if one.is_trusted), results[0] if results else _UNSIGNED)
 
     def verify_signatures(self, bundle: Bundle) -> list[TrustResult]:
         """Check each signature of `bundle` against the trusted keys and return one result for each."""

@@ -108,7 +108,7 @@ class Store:
         best = sort_best_first(candidates, trust)[0]
         if best.read_error is not None:
             raise best.read_error
-        if not best.trust.ok:
+        if not best.trust.is_trusted:
             message = f"no trusted bundle for key {key.short_digest}: {best.trust.reason}"
             raise BundleNotFoundError(message, self._find_nearest(key, name, trust), best.bundle)
         return best.bundle
@@ -186,7 +186,11 @@ class Store:
                 found = bundle.key
             except BundleError:
                 continue  # The command `validate` reports damaged bundles.
-            if found != key and _is_same_model(key, name, bundle) and (trust is None or trust(bundle).ok):
+            if (
+                found != key
+                and _is_same_model(key, name, bundle)
+                and (trust is None or trust(bundle).is_trusted)
+            ):
                 candidates.append((bundle, compare_keys(key, found)))
         return min(candidates, key=lambda pair: len(pair[1]), default=None)
 

@@ -17,14 +17,14 @@ from coldstart.errors import UsageError
 
 
 @dataclass(frozen=True)
-class Exports:
+class ExportTargets:
     """Parsed `--export` options: at most one format that replaces the printed result, and the format of each file."""
 
-    form: str | None = None
+    result_format: str | None = None
     files: Mapping[Path, str] = field(default_factory=dict)
 
     @classmethod
-    def parse(cls, values: Sequence[str]) -> "Exports":
+    def parse(cls, values: Sequence[str]) -> "ExportTargets":
         """Parse the values of --export. Raises UsageError if a format is unknown or a file cannot be written."""
         pairs = [value.partition("=")[::2] for value in values]
         for form, file in pairs:
@@ -62,14 +62,14 @@ class Exports:
         return [path.name for path in self.files]
 
 
-def write_report(out: Output, exports: Exports, report: Report) -> list[str]:
+def write_report(out: Output, exports: ExportTargets, report: Report) -> list[str]:
     """Write the exported files, print the report, and return the names of the files.
 
     JSON is printed as a single line, so that the last line of a log is the result.
     """
     files, plain = exports.write(report), replace(out, format="text")
-    if exports.form is not None:
-        plain.print_result(report.document, report.render(exports.form))
+    if exports.result_format is not None:
+        plain.print_result(report.document, report.render(exports.result_format))
     elif out.format == "json":
         plain.print_result(report.document, json.dumps(report.document, default=str))
     else:

@@ -76,7 +76,7 @@ READY_TIMEOUT = typer.Option(
 class Common:
     """Values of the common options: output, network access, cache directory, and vLLM arguments.
 
-    `has_typed_args` is true if the command line contains `--`, even without arguments after it. `typed` contains the
+    `has_typed_args` is true if the command line contains `--`, even without arguments after it. `typed_options` contains the
     names of the options that are on the command line; options from environment variables are not included.
     """
 
@@ -85,7 +85,7 @@ class Common:
     cache: Cache
     vllm_args: Arguments
     has_typed_args: bool = False
-    typed: frozenset[str] = frozenset()
+    typed_options: frozenset[str] = frozenset()
 
     def store(self) -> "Store":
         """Return the bundle store below the cache root."""
@@ -269,9 +269,9 @@ def command(
                 else:
                     given["choices"] = _list_choices(**named)
             if exports:
-                from coldstart.commands._export import Exports
+                from coldstart.commands._export import ExportTargets
 
-                given["exports"] = Exports.parse(given.pop("export") or [])
+                given["exports"] = ExportTargets.parse(given.pop("export") or [])
             if listens:
                 from coldstart.commands import _listen
 

@@ -199,7 +199,7 @@ def describe_request(report: Mapping[str, Any], vllm_args: "Arguments") -> str |
 
     if not report["tokens"] or not report["url"].startswith("http://"):
         return None
-    name = vllm_args.value("served_model_name")
+    name = vllm_args.get_value("served_model_name")
     name = name[0] if isinstance(name, list) else str(name)
     headers = ["Content-Type: application/json"]
     if listening.requires_api_key(vllm_args, os.environ):

@@ -6,7 +6,7 @@ Each round starts every mode once. The exit code is 1 if tokens differ, a mode f
 
 from typing import Any
 
-from coldstart.commands._export import Exports, write_report
+from coldstart.commands._export import ExportTargets, write_report
 from coldstart.commands._options import Common, Model
 from coldstart.commands._options import command as declare
 
@@ -17,7 +17,7 @@ from coldstart.errors import CommandFailedError
 
 
 @declare(takes_vllm_args=True, exports=True, settings=BenchOptions)
-def command(common: Common, exports: Exports, settings: dict[str, Any], model: Model) -> None:
+def command(common: Common, exports: ExportTargets, settings: dict[str, Any], model: Model) -> None:
     """Run the benchmark, write the exports, print the report, and fail if a check failed."""
     request = BenchOptions(model, common.vllm_args, offline=common.offline, cache=common.cache, **settings)
     with common.out.show_phase("measure cold starts") as step:

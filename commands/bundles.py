@@ -49,7 +49,7 @@ def _describe_bundle(bundle: Bundle) -> dict[str, Any]:
         return {"name": annotations.get(oci.NAME), **identity, "key": annotations.get(oci.KEY), **problem}
     trusted = False
     with suppress(BundleError):  # A damaged key file in the trust directory must not prevent the list either.
-        trusted = inspection.trust(bundle).ok
+        trusted = inspection.trust(bundle).is_trusted
     return {
         "name": bundle.name,
         **identity,
@@ -222,7 +222,7 @@ def _report_added(common: Common, bundles: Sequence[Bundle], outcome: str) -> No
         {
             "ref": bundle.ref,
             "version": bundle.version,
-            "trusted": result.ok,
+            "trusted": result.is_trusted,
             "signer": result.signer,
             "replaced_blobs": bundle.replaced_blobs,
         }
@@ -234,7 +234,7 @@ def _report_added(common: Common, bundles: Sequence[Bundle], outcome: str) -> No
             common.out.print_note(
                 f"{bundle.name}:v{bundle.version}: {format_count(bundle.replaced_blobs, 'damaged blob')} replaced"
             )
-        if not result.ok:
+        if not result.is_trusted:
             common.out.warn(
                 f"no code in {bundle.name}:v{bundle.version} will run: {result.reason}; to trust its signer: "
                 "coldstart trust add FILE"

@@ -99,7 +99,7 @@ def describe_bundle(bundle: Bundle) -> dict[str, object]:
             for section in manifest.sections
         ],
         "provenance": manifest.provenance.to_document(),
-        "trust": {"ok": trust.ok, "signer": trust.signer, "reason": trust.reason},
+        "trust": {"ok": trust.is_trusted, "signer": trust.signer, "reason": trust.reason},
     }
 
 
@@ -123,7 +123,7 @@ def _list_facts(bundle: Bundle) -> list[tuple[str, object]]:
         ("arguments", " ".join(provenance.arguments) or "none"),
         ("phases", phases or "none"),
         ("test start", verification),
-        ("trusted", f"{'yes' if trust.ok else 'no'}: {trust.reason}"),
+        ("trusted", f"{'yes' if trust.is_trusted else 'no'}: {trust.reason}"),
         *((f"no {section}", reason) for section, reason in inspection.list_missing_sections(bundle).items()),
     ]
 

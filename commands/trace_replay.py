@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from coldstart.artifacts import canonical
 from coldstart.commands._completion import complete_reference
-from coldstart.commands._export import Exports, write_report
+from coldstart.commands._export import ExportTargets, write_report
 from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 
@@ -55,7 +55,7 @@ ReplayFunction = Callable[[TracePlan, Trace], Replay]
 def command(
     common: Common,
     choices: list[SchedulerSettings],
-    exports: Exports,
+    exports: ExportTargets,
     settings: dict[str, Any],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Trace file to replay.")],
     sweep: Annotated[
@@ -137,8 +137,8 @@ def command(
     limits: records.SloLimits = {None: {f"{name}_s": s for name, s in found.items()}} if found else {}
     try:
         plan = TracePlan(file, **settings)
-        plans = [plan] if sweep is None else _plan_sweep(plan, sweep, slo, common.typed)
-        _check_effect(kind, common.typed, plans[0], profile)
+        plans = [plan] if sweep is None else _plan_sweep(plan, sweep, slo, common.typed_options)
+        _check_effect(kind, common.typed_options, plans[0], profile)
         for choice in choices if kind == ENGINE else ():
             choice.check_command_line()
     except ValueError as problem:
@@ -263,7 +263,7 @@ def _plan_sweep(plan: TracePlan, rates: str, slo: str, typed: frozenset[str]) ->
 
 def _replay(
     common: Common,
-    exports: Exports,
+    exports: ExportTargets,
     plans: Sequence[TracePlan],
     systems: Mapping[str, ReplayFunction],
     kind: str,

@@ -97,9 +97,13 @@ def explain(
         **asdict(result),
         "signatures": [asdict(signature) for signature in signatures],
     }
-    lines = [f"{bundle.name}:v{bundle.version} is {'' if result.ok else 'not '}trusted: {result.reason}"]
+    lines = [
+        f"{bundle.name}:v{bundle.version} is {'' if result.is_trusted else 'not '}trusted: {result.reason}"
+    ]
     lines += [f"signature {n}: {signature.reason}" for n, signature in enumerate(signatures, 1)]
-    common.out.print_result(data, "\n".join(map(escape_line, lines)), brief="yes" if result.ok else "no")
-    if not result.ok:
+    common.out.print_result(
+        data, "\n".join(map(escape_line, lines)), brief="yes" if result.is_trusted else "no"
+    )
+    if not result.is_trusted:
         hint = "run `coldstart trust add FILE`; the publisher creates FILE with `coldstart trust show`"
         raise CommandFailedError(f"bundle {bundle.ref} is not trusted: {result.reason}", hint=hint)

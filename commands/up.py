@@ -43,7 +43,7 @@ class _Start:
 
     def record(self, report: Mapping[str, Any], plan: "LaunchPlan") -> None:
         """Record the URL and the start mode of the ready server, so that other commands find it."""
-        host = plan.vllm_args.value("host")
+        host = plan.vllm_args.get_value("host")
         self.own_record = replace(self.own_record, url=report["url"], mode=report["mode"], host=host)
         self.directory.write(self.own_record)
 
@@ -247,18 +247,18 @@ def _require_same_settings(
     from coldstart.launch import listening, up_records
 
     vllm_args, url = common.vllm_args, urlsplit(running.url or "")
-    host = host if host is not None else vllm_args.value("host")
-    port = port if port is not None else vllm_args.number("port", 0)
+    host = host if host is not None else vllm_args.get_value("host")
+    port = port if port is not None else vllm_args.get_integer("port", 0)
     running_host = str(running.host or url.hostname or "")
     differing = up_records.list_differences(running, lookup)
     is_requested = common.has_typed_args and bool(differing)
     is_requested |= up_records.API_KEY in differing and bool(environment.VLLM_API_KEY.read())
     if host is not None and not listening.is_reachable_at(running_host, str(host)):
         differing.insert(0, f"--host {host}")
-        is_requested |= "host" in common.typed or vllm_args.gives("host")
+        is_requested |= "host" in common.typed_options or vllm_args.contains_flag("host")
     if port not in (0, url.port):
         differing.insert(0, f"--port {port}")
-        is_requested |= "port" in common.typed or vllm_args.gives("port")
+        is_requested |= "port" in common.typed_options or vllm_args.contains_flag("port")
     problem = (
         f"{running.argument} is already up at {running.url} with different settings: {', '.join(differing)}"
     )

@@ -124,7 +124,7 @@ class Heard:
         if event is None:
             return
         self.counted = event.usage.get("completion_tokens", self.counted)
-        if event.choice:
+        if event.has_choice:
             self.times.append(time.monotonic())
             self.ids += event.token_ids
 

@@ -75,7 +75,7 @@ async def ask(client: aiohttp.ClientSession, prompt: Sequence[int], output: int)
     began, first, tokens = time.perf_counter(), 0.0, list[int]()
     async with client.post(completions.COMPLETIONS, json=body) as answer:
         async for line in answer.content:
-            if (event := completions.parse_event(line)) is not None and event.token:
+            if (event := completions.parse_event(line)) is not None and event.has_token:
                 first = first or time.perf_counter() - began
                 tokens += event.token_ids
     assert len(tokens) == output, (answer.status, len(tokens), output)

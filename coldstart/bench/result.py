@@ -28,7 +28,7 @@ def build_document(
     measured: BenchRuns, *, model: str, vllm_args: Sequence[str], command_line: Sequence[str]
 ) -> Document:
     """Return the document of all runs so far. `list_failures` is empty if and only if the benchmark passed."""
-    floors = measure_floor(measured)
+    floors = summarize_shortest_start(measured)
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": "bench",
@@ -38,14 +38,14 @@ def build_document(
         "vllm_args": facts.strip_paths(secrets.redact_arguments(vllm_args)),
         "machine": facts.describe_machine(),
         "versions": facts.list_versions(),
-        "tokens_identical": compare_tokens(measured),
+        "tokens_identical": are_tokens_identical(measured),
         "modes": {mode: _summarize_mode(mode, measured, floors) for mode in measured.modes},
         "floor": {**floors, "unavailable": measured.floor_error},
         "failures": list_failures(measured),
     }
 
 
-def compare_tokens(measured: BenchRuns) -> bool | None:
+def are_tokens_identical(measured: BenchRuns) -> bool | None:
     """Return whether all runs except those of vllm-eager produced the tokens of vllm-warm, or None without a comparison."""
     verdicts = [
         _has_reference_tokens(mode, measured) for mode in measured.runs if mode != run_order.VLLM_EAGER
@@ -79,7 +79,7 @@ def list_slow_path_reasons(runs: Iterable[MeasuredRun]) -> list[str]:
     return list(reasons)
 
 
-def measure_floor(measured: BenchRuns) -> dict[str, Summary | None]:
+def summarize_shortest_start(measured: BenchRuns) -> dict[str, Summary | None]:
     """Return the two parts of the shortest possible start in seconds: imports and service. An unmeasured part is None.
 
     The service time is that of the warm vLLM server if it ran, or else of the first mode with a measurement.

@@ -58,27 +58,27 @@ class Arguments(tuple[str, ...]):
     """
 
     @cached_property
-    def normal(self) -> Mapping[str, object]:
+    def parsed_flags(self) -> Mapping[str, object]:
         """Return the mapping of the arguments, which are parsed on first access."""
         return parse(self)
 
-    def gives(self, name: str) -> bool:
+    def contains_flag(self, name: str) -> bool:
         """Return whether the arguments contain the flag."""
-        return name in self.normal
+        return name in self.parsed_flags
 
-    def value(self, name: str, default: Any = None) -> Any:
+    def get_value(self, name: str, default: Any = None) -> Any:
         """Return the parsed value of a flag, or ``default`` if the flag is missing."""
-        return self.normal.get(name, default)
+        return self.parsed_flags.get(name, default)
 
-    def number(self, name: str, default: int) -> int:
+    def get_integer(self, name: str, default: int) -> int:
         """Return the flag's value if it is an integer, or else ``default``. vLLM itself rejects other values."""
-        value = self.normal.get(name, default)
+        value = self.parsed_flags.get(name, default)
         return value if isinstance(value, int) else default
 
     def ranks_per_node(self) -> int:
         """Return the number of tensor and pipeline parallel ranks on each node, which is at least 1."""
-        ranks = self.number("tensor_parallel_size", 1) * self.number("pipeline_parallel_size", 1)
-        return max(1, ranks // max(1, self.number("nnodes", 1)))
+        ranks = self.get_integer("tensor_parallel_size", 1) * self.get_integer("pipeline_parallel_size", 1)
+        return max(1, ranks // max(1, self.get_integer("nnodes", 1)))
 
     def prepend(self, *words: str) -> Arguments:
         """Return a copy with ``words`` inserted at the start. A flag that is already set keeps its value."""
@@ -90,7 +90,7 @@ class Arguments(tuple[str, ...]):
 
     def prepend_model(self, directory: str, name: str) -> Arguments:
         """Return a copy that starts with ``--model directory``, and serves it as ``name`` unless a served name is set."""
-        named = [] if self.gives("served_model_name") else ["--served-model-name", name]
+        named = [] if self.contains_flag("served_model_name") else ["--served-model-name", name]
         return self.prepend("--model", directory, *named)
 
 

@@ -56,7 +56,7 @@ class Launch:
                 hint="use a list such as devices = [0, 1]",
             )
         for flag in ("host", "port", "uds", "ssl_certfile", "ssl_keyfile"):
-            if self.args.gives(flag):
+            if self.args.contains_flag(flag):
                 where = f"--{flag.replace('_', '-')}"
                 raise UsageError(
                     f"models.{self.name}: args must not contain {where}, which the host sets",
@@ -66,7 +66,7 @@ class Launch:
     @cached_property
     def served_names(self) -> tuple[str, ...]:
         """Return the model names that the server accepts (`--served-model-name`). Its responses contain the first name."""
-        given = self.args.value("served_model_name", self.name)
+        given = self.args.get_value("served_model_name", self.name)
         return tuple(map(str, given)) if isinstance(given, list) else (str(given),)
 
     @property
@@ -77,7 +77,7 @@ class Launch:
     @cached_property
     def adapters(self) -> tuple[str, ...]:
         """Return the names of the model's LoRA adapters."""
-        given = self.args.value("lora_modules", [])
+        given = self.args.get_value("lora_modules", [])
         return tuple(_adapter_name(one) for one in (given if isinstance(given, list) else [given]))
 
     @property

@@ -241,7 +241,9 @@ class _Fleet:
     def _dispatch(self, request: str, group: str) -> None:
         stream, (ranks, full), now = self.streams[int(request)], self._get_group_ranks(group), self._loop.now
         asked, record = stream.request, stream.record
-        own = replace(self._get_costs(asked.model), prefill_s=asked.prefill_s, decode_s=asked.decode_s)
+        own = replace(
+            self._get_costs(asked.model), prefill_s=asked.prefill_s, decode_s=asked.seconds_per_token
+        )
         if record.sent_s is None:
             record.sent_s = now
         self._generate(request, group, now + sizing.predict_first_token_s(own, ranks, full))
@@ -252,7 +254,7 @@ class _Fleet:
         """Schedule the end of a request that generates its remaining tokens in `group` from time `first` on."""
         stream, (ranks, full) = self.streams[int(request)], self._get_group_ranks(group)
         asked = stream.request
-        costs = replace(self._get_costs(asked.model), decode_s=asked.decode_s)
+        costs = replace(self._get_costs(asked.model), decode_s=asked.seconds_per_token)
         self._group_of_request[request] = group
         stream.first_token_s, stream.tpot_s = first, sizing.predict_tpot_s(costs, ranks, full)
         self._cancel_timer(stream)

@@ -144,7 +144,7 @@ class _LiveReplay:
         event = completions.parse_event(line)
         if event is None:
             return
-        if event.choice:
+        if event.has_choice:
             record.finished_s = now = self.elapsed_s()
             record.first_token_s = now if record.first_token_s is None else record.first_token_s
             record.output_tokens += 1

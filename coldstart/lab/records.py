@@ -90,14 +90,14 @@ class SimulatedRequest:
     arrival_s: float
     model: str
     prefill_s: float
-    decode_s: float = 0.0
+    seconds_per_token: float = 0.0
     tokens: int = 1
     prompt_tokens: int = 0
 
     @property
     def service_s(self) -> float:
         """Return the time from dispatch to the last token, in seconds."""
-        return self.prefill_s + (self.tokens - 1) * self.decode_s
+        return self.prefill_s + (self.tokens - 1) * self.seconds_per_token
 
     def create_record(self, number: int) -> RequestRecord:
         """Return an empty record for this request."""

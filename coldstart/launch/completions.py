@@ -144,7 +144,7 @@ def _first_event_s(response: http.client.HTTPResponse) -> float:
             event = parse_event(line)
         except ServerError as error:
             raise CompletionFailedError(f"the server reported an error: {error}") from error
-        if event is not None and event.token:
+        if event is not None and event.has_token:
             return arrived_s
     raise _StillStartingError("the stream ended without a token")
 
@@ -157,12 +157,12 @@ class ServerError(Exception):
 class StreamEvent:
     """Server-sent event: a chunk of the response, or the token usage.
 
-    `choice` is True if the event has a choice, and `token` if it contains an output token. A token can decode to empty
+    `has_choice` is True if the event has a choice, and `has_token` if it contains an output token. A token can decode to empty
     text (part of a character), so an event with a token ID or a finish reason also counts.
     """
 
-    choice: bool
-    token: bool
+    has_choice: bool
+    has_token: bool
     token_ids: tuple[int, ...]
     usage: Mapping[str, Any]
 

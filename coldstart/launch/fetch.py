@@ -61,7 +61,7 @@ def build_loader_arguments(given: Arguments, model: ResolvedModel) -> list[str]:
 
 
 def _format(given: Arguments, name: str = LOAD_FORMAT) -> list[str]:
-    return [] if given.gives("load_format") else ["--load-format", name]
+    return [] if given.contains_flag("load_format") else ["--load-format", name]
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def _list_tensors(plan: Mapping[str, Any]) -> list[str]:
 def _untie_head(config: Mapping[str, Any], names: Sequence[str], given: Arguments) -> list[str]:
     """Return the config override for a checkpoint that has its own LM head, which vLLM detects only in local weights."""
     own = any(name.startswith("lm_head.") for name in names) and config.get("tie_word_embeddings", True)
-    if not own or given.gives("hf_overrides"):
+    if not own or given.contains_flag("hf_overrides"):
         return []
     return ["--hf-overrides", json.dumps({"tie_word_embeddings": False})]
 
@@ -178,7 +178,7 @@ def start_early(plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[ExitSta
     yielded ExitStack with `pop_all`, and closes it when the server has loaded them.
     """
     given, early, reading = plan.vllm_args, ExitStack(), None
-    is_ours = given.value("load_format") == LOAD_FORMAT
+    is_ours = given.get_value("load_format") == LOAD_FORMAT
     if is_ours and (asked := plan.weights_from):
         from coldstart.weights.prefetch import PrefetchError, client
 
@@ -187,7 +187,7 @@ def start_early(plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[ExitSta
             names = _list_node_tensors(known, config, given)
             early.callback(client.start_early(asked.source, known, names, pace=asked.pace).close)
     elif is_ours:
-        reading = _page_in(Path(str(given.value("model", ""))), config, given)
+        reading = _page_in(Path(str(given.get_value("model", ""))), config, given)
     try:
         with early:
             yield early
@@ -213,7 +213,7 @@ def _page_in(model: Path, config: Mapping[str, Any], given: Arguments) -> PageIn
 def _list_node_tensors(plan: Mapping[str, Any], config: Mapping[str, Any], given: Arguments) -> list[str]:
     names = [tensor.name for tensor in checkpoint.list_tensors(plan)]
     size, tensor, nodes, node = (
-        given.number(name, default)
+        given.get_integer(name, default)
         for name, default in (
             ("pipeline_parallel_size", 1),
             ("tensor_parallel_size", 1),
@@ -221,7 +221,7 @@ def _list_node_tensors(plan: Mapping[str, Any], config: Mapping[str, Any], given
             ("node_rank", 0),
         )
     )
-    if given.gives("speculative_config"):
+    if given.contains_flag("speculative_config"):
         return names
     from coldstart.weights.load import stage
 

@@ -86,7 +86,7 @@ def _attempt(mode: StartMode, one: ServerStart, unused: UnusedModes) -> Server |
         with fetch.start_early(plan, config) if mode.loads_weights else ExitStack() as early:
             running = mode.launch(one)
             # A later node of a pipeline reports readiness before it loads its weights.
-            early_fetch = early.pop_all() if plan.vllm_args.gives("headless") else None
+            early_fetch = early.pop_all() if plan.vllm_args.contains_flag("headless") else None
     except ServerExitedError as died:
         if one.plan.weights_from is not None and WEIGHTS_ERROR_PREFIX in died.message:
             return _start_fresh(_without_source(one, died, unused), unused)
@@ -114,7 +114,7 @@ def _without_untrusted_bundle(one: ServerStart, died: ServerExitedError, unused:
         ServerExitedError: The bundle is trusted or not used. The error is `died`.
     """
     request, lookup = one.request, one.request.lookup
-    if lookup.bundle is None or request.trust(lookup.bundle).ok:
+    if lookup.bundle is None or request.trust(lookup.bundle).is_trusted:
         raise died
     reason = f"{died.message}; the bundle {lookup.bundle.ref} has no trusted signature and is not used"
     unused.fallbacks += [Fallback("bundle", reason)]

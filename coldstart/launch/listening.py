@@ -21,31 +21,31 @@ def build_address_arguments(host: str | None, port: int | None, vllm_args: Argum
 
     Port 0 is replaced with a free port, so that the port is known before the server starts.
     """
-    if host is None and not any(map(vllm_args.gives, ("host", "uds", "headless"))):
+    if host is None and not any(map(vllm_args.contains_flag, ("host", "uds", "headless"))):
         host = DEFAULT_HOST
-    asked = port if port is not None else vllm_args.number("port", DEFAULT_PORT)
-    if asked == 0 and not vllm_args.gives("uds"):
+    asked = port if port is not None else vllm_args.get_integer("port", DEFAULT_PORT)
+    if asked == 0 and not vllm_args.contains_flag("uds"):
         with suppress(OSError):  # vLLM reports an address that this machine does not have
-            port = addresses.find_free_port(host or str(vllm_args.value("host") or ""))
+            port = addresses.find_free_port(host or str(vllm_args.get_value("host") or ""))
     return [*(["--host", host] if host else []), *(["--port", str(port)] if port is not None else [])]
 
 
 def find_url(vllm_args: Arguments) -> str:
     """Return the URL of a server that has these arguments."""
-    if uds := vllm_args.value("uds"):
+    if uds := vllm_args.get_value("uds"):
         return f"unix:{uds}"
-    host = str(vllm_args.value("host") or DEFAULT_HOST)
-    scheme = "https" if vllm_args.value("ssl_certfile") else "http"
-    return addresses.build_local_url(host, vllm_args.value("port", DEFAULT_PORT), scheme)
+    host = str(vllm_args.get_value("host") or DEFAULT_HOST)
+    scheme = "https" if vllm_args.get_value("ssl_certfile") else "http"
+    return addresses.build_local_url(host, vllm_args.get_value("port", DEFAULT_PORT), scheme)
 
 
 def require_free_port(vllm_args: Arguments, listen: Sequence[str]) -> None:
     """Raise UsageError if another process is already listening on the server's address."""
     given = vllm_args.append(*listen)
-    port = given.number("port", DEFAULT_PORT)
-    if given.gives("uds") or given.gives("headless") or not 0 < port < 65536:
+    port = given.get_integer("port", DEFAULT_PORT)
+    if given.contains_flag("uds") or given.contains_flag("headless") or not 0 < port < 65536:
         return
-    host = str(given.value("host") or "")
+    host = str(given.get_value("host") or "")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         socket.create_server((host, port), family=family).close()
@@ -65,19 +65,19 @@ def is_reachable_at(host: str, asked: str) -> bool:
 
 def requires_api_key(vllm_args: Arguments, environ: Mapping[str, str]) -> bool:
     """Return whether a vLLM server with these arguments and environment requires an API key."""
-    return vllm_args.gives("api_key") or bool(environment.VLLM_API_KEY.read(environ))
+    return vllm_args.contains_flag("api_key") or bool(environment.VLLM_API_KEY.read(environ))
 
 
 def listens_at_every_address(vllm_args: Arguments) -> bool:
     """Return whether a server with these arguments listens on all addresses of this machine."""
-    if vllm_args.gives("uds") or vllm_args.gives("headless"):
+    if vllm_args.contains_flag("uds") or vllm_args.contains_flag("headless"):
         return False
-    return str(vllm_args.value("host") or "") in _EVERY_ADDRESS
+    return str(vllm_args.get_value("host") or "") in _EVERY_ADDRESS
 
 
 def describe_exposure(vllm_args: Arguments, environ: Mapping[str, str]) -> str | None:
     """Return a warning if other machines can use the server without an API key, or None if they cannot."""
-    host = str(vllm_args.value("host") or "")
+    host = str(vllm_args.get_value("host") or "")
     if requires_api_key(vllm_args, environ) or not listens_at_every_address(vllm_args):
         return None
     return (

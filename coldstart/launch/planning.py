@@ -125,5 +125,5 @@ def list_ineffective_flags(given: Arguments) -> list[Fallback]:
     return [
         Fallback("server", f"--{name.replace('_', '-')} has no effect: {reason}")
         for name, reason in INEFFECTIVE_FLAGS.items()
-        if given.value(name) not in _AS_IT_IS[name == "api_server_count"]
+        if given.get_value(name) not in _AS_IT_IS[name == "api_server_count"]
     ]

@@ -137,7 +137,7 @@ def start_template(
     """
     if why := find_mode(level).find_unusable_reason():
         raise UsageError(f"cannot start a template of level {level}: {why.reason}", hint=why.hint)
-    if level in SLEEP_LEVELS and not plan.vllm_args.gives("enable_sleep_mode"):
+    if level in SLEEP_LEVELS and not plan.vllm_args.contains_flag("enable_sleep_mode"):
         raise UsageError(
             f"cannot start a template of level {level}: an engine cannot sleep without --enable-sleep-mode",
             hint=f"pass the argument to every command: coldstart template start {model} --level {level} -- --enable-sleep-mode",

@@ -142,7 +142,7 @@ class _Preparation:
 
     def choose_kv_args(self, given: Arguments) -> list[str]:
         """Return the bundle's KV cache size as a vLLM argument, unless the user set a size or too little memory is free."""
-        if given.gives(KV_FLAG) or KV_VARIABLE in os.environ:
+        if given.contains_flag(KV_FLAG) or KV_VARIABLE in os.environ:
             return []
         sizing = self.read_section("kv")
         if not sizing:
@@ -187,7 +187,7 @@ class _Preparation:
         Return the section, or an empty dict if it cannot be used.
         """
         info = self.read_section("modelinfo")
-        if info and not self.trust(self.bundle).ok:
+        if info and not self.trust(self.bundle).is_trusted:
             # vLLM would use the files in every later start, even after the bundle is removed.
             self.drop_section("modelinfo", "not used: the bundle has no trusted signature")
             return {}

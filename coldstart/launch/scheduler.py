@@ -52,7 +52,7 @@ def check_scheduler(choice: SchedulerSettings, vllm_args: Arguments) -> None:
         "--shadow": ("additional_config",) if choice.shadow_s else (),
     }
     for own, names in ours.items():
-        if taken := [name for name in names if vllm_args.gives(name)]:
+        if taken := [name for name in names if vllm_args.contains_flag(name)]:
             flag = "--" + taken[0].replace("_", "-")
             hint = f"omit {flag} or {own.partition(' ')[0]}"
             raise UsageError(f"{flag} cannot be combined with {own}, which sets it", hint=hint)

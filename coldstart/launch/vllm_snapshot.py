@@ -168,7 +168,7 @@ def _check(start: ServerStart, process: RestoredServer) -> ReadyServer:
 
 
 def _find_address(given: Arguments) -> tuple[str, int]:
-    return str(given.value("host") or DEFAULT_HOST), given.number("port", DEFAULT_PORT)
+    return str(given.get_value("host") or DEFAULT_HOST), given.get_integer("port", DEFAULT_PORT)
 
 
 def _place(lookup: BundleLookup, bundle: Bundle) -> Path:

@@ -69,9 +69,9 @@ def _explain_no_graphs(vllm_args: Arguments) -> str | None:
     """Return the reason why an engine with these arguments has no CUDA graphs to record, or None if it has any."""
     if runtime.targets_cpu():
         return "the installed vLLM runs on the CPU, which has no CUDA graphs to materialize"
-    if vllm_args.value("enforce_eager") not in (None, False):
+    if vllm_args.get_value("enforce_eager") not in (None, False):
         return "with --enforce-eager the engine captures no CUDA graphs to materialize"
-    if any(vllm_args.number(name, 1) > 1 for name in ("tensor_parallel_size", "pipeline_parallel_size")):
+    if any(vllm_args.get_integer(name, 1) > 1 for name in ("tensor_parallel_size", "pipeline_parallel_size")):
         return "graphs of several ranks contain collectives, whose state cannot be restored: every start captures them again"
     return None
 
@@ -98,7 +98,7 @@ def choose_kv_cache_arguments(sizing: Mapping[str, object], vllm_args: Arguments
 
     Memory regions of different sizes cannot be compared.
     """
-    if vllm_args.gives("kv_cache_memory_bytes"):
+    if vllm_args.contains_flag("kv_cache_memory_bytes"):
         return []
     plans = sizing.get("plans")
     # This is the size in a start from the bundle, whose plan leaves a different margin than vLLM's profiling.

@@ -145,7 +145,7 @@ def look_up(
 def describe_distrust(chosen: Bundle) -> Iterator[str]:
     """Yield a note if no trusted key signed the bundle."""
     judged = trust(chosen)
-    if not judged.ok:
+    if not judged.is_trusted:
         yield (
             f"{chosen.ref} is not trusted: {judged.reason}; its code is not used, and its sizes and weights plan are "
             "unverified"
@@ -160,7 +160,7 @@ def _explain_skipped_versions(store: Store, chosen: Bundle) -> Iterator[str]:
         try:
             judged = trust(other)
             older = other.manifest.provenance.created < chosen.manifest.provenance.created
-            why = judged.reason if not judged.ok else "it was created earlier" if older else ""
+            why = judged.reason if not judged.is_trusted else "it was created earlier" if older else ""
         except BundleError as error:
             why = error.message
         if why:
@@ -227,7 +227,7 @@ def check_bundle(lookup: BundleLookup, *, is_required: bool, signed_by: TrustChe
             raise missing
         summary, *differences = missing.lines
         return f"{summary} {'; '.join(differences)}".rstrip()
-    if signed_by is not None and not (judged := signed_by(lookup.bundle)).ok:
+    if signed_by is not None and not (judged := signed_by(lookup.bundle)).is_trusted:
         raise CommandFailedError(
             f"bundle {lookup.bundle.ref} is not signed with a trusted key: {judged.reason}",
             hint="run `coldstart trust add FILE` with the signer's public key",
@@ -237,7 +237,7 @@ def check_bundle(lookup: BundleLookup, *, is_required: bool, signed_by: TrustChe
 
 def read_recorded_arguments(bundle: Bundle) -> Arguments | None:
     """Return the recorded vLLM arguments, or None if the bundle is untrusted or its arguments contain a redacted secret."""
-    if not trust(bundle).ok:
+    if not trust(bundle).is_trusted:
         return None
     recorded = Arguments(bundle.manifest.provenance.arguments)
     return None if any(secrets.HIDDEN in word for word in recorded) else recorded

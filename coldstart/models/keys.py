@@ -62,7 +62,7 @@ def compose_key(model: ResolvedModel, vllm_args: Arguments) -> Key:
         ColdstartError: vLLM is not installed.
         UsageError: The weights are unreadable.
     """
-    engine = relevance.select_engine_fields(vllm_args.normal)
+    engine = relevance.select_engine_fields(vllm_args.parsed_flags)
     return Key(read_machine_fields() | _prefix("model", read_model_fields(model)) | _prefix("engine", engine))
 
 
@@ -79,7 +79,7 @@ def _prefix(group: str, fields: Mapping[str, Scalar]) -> dict[str, Scalar]:
 def replace_arguments(key: Key, vllm_args: Arguments) -> Key:
     """Return a copy of `key` with the engine fields of `vllm_args`, without reading the model or the machine again."""
     fields = {name: value for name, value in key.fields.items() if not name.startswith(ENGINE)}
-    engine = relevance.select_engine_fields(vllm_args.normal)
+    engine = relevance.select_engine_fields(vllm_args.parsed_flags)
     return Key(fields | _prefix("engine", engine))
 
 

@@ -67,7 +67,7 @@ def _take_version(lookup: BundleLookup, bundle: Bundle, *, records_arguments: bo
     lookup = replace(lookup, bundle=None, nearest=None, mismatches=(), untrusted=None, notes=())
     if lookup.key != bundle.key:
         return replace(lookup, nearest=bundle, mismatches=tuple(compare_keys(lookup.key, bundle.key)))
-    if not (lookup.accepts or inspection.trust)(bundle).ok:
+    if not (lookup.accepts or inspection.trust)(bundle).is_trusted:
         return replace(lookup, untrusted=bundle)
     notes = tuple(inspection.describe_distrust(bundle))
     return replace(lookup, bundle=bundle, arguments_bundle=bundle if records_arguments else None, notes=notes)
@@ -120,7 +120,7 @@ def adopt_recorded_arguments(lookup: BundleLookup) -> BundleLookup:
     readable = [one for one in sort_best_first(named, inspection.trust) if one.read_error is None]
     for candidate in readable:
         if (
-            not candidate.trust.ok
+            not candidate.trust.is_trusted
             or (arguments := inspection.read_recorded_arguments(candidate.bundle)) is None
         ):
             continue
@@ -133,7 +133,7 @@ def adopt_recorded_arguments(lookup: BundleLookup) -> BundleLookup:
             return replace(lookup, vllm_args=arguments, key=key, arguments_bundle=candidate.bundle).refresh()
     if lookup.bundle is not None or lookup.untrusted is not None or lookup.accepts is not None:
         return lookup
-    distrusted = (one.bundle for one in readable if not one.trust.ok)
+    distrusted = (one.bundle for one in readable if not one.trust.is_trusted)
     fits = (
         one for one in distrusted if inspection.differ_only_in_arguments(compare_keys(lookup.key, one.key))
     )

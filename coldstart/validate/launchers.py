@@ -180,8 +180,8 @@ def build_startup_options(arguments: Arguments) -> list[str]:
     """Return the vLLM options that shorten a start on a GPU and that `arguments` does not set, or none for the CPU build."""
     if runtime.targets_cpu():
         return []
-    graphs = [] if arguments.gives("compilation_config") else ["-cc", FULL_DECODE_ONLY]
-    has_loader = not arguments.gives("load_format") and find_spec(INSTANT_TENSOR)
+    graphs = [] if arguments.contains_flag("compilation_config") else ["-cc", FULL_DECODE_ONLY]
+    has_loader = not arguments.contains_flag("load_format") and find_spec(INSTANT_TENSOR)
     return graphs + (["--load-format", INSTANT_TENSOR] if has_loader else [])
 
 

@@ -194,7 +194,7 @@ def explain_other_weights(bundle: Bundle, lookup: BundleLookup) -> list[Finding]
     directory, weights_cache = lookup.model.path, lookup.cache.weights
     if (
         directory is None
-        or lookup.vllm_args.value("load_format") == "dummy"
+        or lookup.vllm_args.get_value("load_format") == "dummy"
         or not bundle.has_section("weights")
     ):
         return []

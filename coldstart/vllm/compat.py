@@ -40,7 +40,7 @@ fallback_sources: list[Callable[[], Iterable[Fallback]]] = []
 """Functions that return the current fallbacks of one feature."""
 
 
-def check(feature: Feature, load: Callable[[], object] | None = None) -> str | None:
+def find_unsupported_reason(feature: Feature, load: Callable[[], object] | None = None) -> str | None:
     """Return the reason why `feature` does not support the installed vLLM, as a sentence, or None if it does.
 
     `load` imports or calls what the feature uses; if it raises ImportError or AttributeError, that error is the reason.

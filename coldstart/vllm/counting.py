@@ -30,7 +30,7 @@ STEPS: Mapping[tuple[str, str], Mapping[str, str]] = {
 @functools.cache
 def report_phases() -> None:
     """Hook vLLM's startup steps once their modules are imported. Steps that this vLLM version lacks are not reported."""
-    if compat.check("progress") is None:
+    if compat.find_unsupported_reason("progress") is None:
         for (module, kind), steps in STEPS.items():
             late.run_when_imported(module, functools.partial(_name_steps, kind, steps))
 

@@ -67,26 +67,26 @@ def find_snapshot_limit(
             "specify a hub repository and --revision COMMIT",
         )
     for name in _RANKS:
-        if (size := given.value(f"{name}_parallel_size", 1)) != 1:
+        if (size := given.get_value(f"{name}_parallel_size", 1)) != 1:
             option = f"--{name}-parallel-size".replace("_", "-")
             return f"vllm snapshot supports only one rank, but {option} is {size}", f"omit {option}"
     for name in _FRONTEND:
-        if given.value(name) not in (None, False, ""):
+        if given.get_value(name) not in (None, False, ""):
             option = f"--{name}".replace("_", "-")
             return (
                 f"vllm snapshot supports only plain HTTP without an API key, but {option} is set",
                 f"omit {option}",
             )
-    if given.value("api_server_count") not in (None, 1):
+    if given.get_value("api_server_count") not in (None, 1):
         return "vllm snapshot supports only one API server process", "omit --api-server-count"
     if environ.get("VLLM_API_KEY"):
         return "vllm snapshot does not support API keys, but VLLM_API_KEY is set", "unset VLLM_API_KEY"
-    if (mode := given.value("logprobs_mode")) in ("raw_logits", "processed_logits"):
+    if (mode := given.get_value("logprobs_mode")) in ("raw_logits", "processed_logits"):
         return (
             f"vllm snapshot checks log probabilities, but --logprobs-mode is {mode}",
             "omit --logprobs-mode",
         )
-    if drafts := [name for name in _DRAFT if given.gives(name)]:
+    if drafts := [name for name in _DRAFT if given.contains_flag(name)]:
         option = f"--{drafts[0]}".replace("_", "-")
         return "vllm snapshot does not support speculative decoding", f"omit {option}"
     return None
@@ -94,7 +94,7 @@ def find_snapshot_limit(
 
 def build_engine_arguments(repository: str, revision: str, name: str, given: Arguments) -> list[str]:
     """Return the arguments of a snapshot's engine. `given` must not contain the address, which is set at the restore."""
-    named = [] if given.gives("served_model_name") else ["--served-model-name", name]
+    named = [] if given.contains_flag("served_model_name") else ["--served-model-name", name]
     sleep = [] if SLEEP in given else [SLEEP]
     return [repository, *named, *given, "--revision", revision, *sleep]
 
@@ -143,12 +143,12 @@ def find_preload_limit(given: Arguments, *, on_cpu: bool) -> Limit | None:
             "vllm preload needs a GPU, but this is vLLM's CPU build",
             "omit --weights-from preload",
         )
-    if given.gives("load_format"):
-        reason = f"vllm preload sets --load-format itself, but it is {given.value('load_format')}"
+    if given.contains_flag("load_format"):
+        reason = f"vllm preload sets --load-format itself, but it is {given.get_value('load_format')}"
         return reason, "omit --load-format"
-    if given.value("enable_sleep_mode"):
+    if given.get_value("enable_sleep_mode"):
         return f"vllm preload does not support {SLEEP}", f"omit {SLEEP}"
-    if given.value("enable_eplb"):
+    if given.get_value("enable_eplb"):
         return "vllm preload does not support --enable-eplb", "omit --enable-eplb"
     return None
 

@@ -49,18 +49,20 @@ def run(plan: LaunchPlan, reason: str) -> int:
 def _drop_unsupported_arguments(plan: LaunchPlan) -> list[str]:
     """Return the arguments that this vLLM and its server support, and report each unsupported one as a fallback."""
     given, dropped = plan.vllm_args, set[str]()
-    if given.value("scheduler_cls") == SCHEDULER_CLS:
+    if given.get_value("scheduler_cls") == SCHEDULER_CLS:
         dropped |= {"--scheduler-cls", "--additional-config", "--kv-transfer-config"}
         plan.fallbacks.append(Fallback("scheduler", "vLLM's own server runs its own scheduler."))
-    elif any(wanted := find_enabled_hooks(given.value("additional_config"))):
+    elif any(wanted := find_enabled_hooks(given.get_value("additional_config"))):
         dropped |= {"--scheduling-policy"} if wanted[0] else set()
         dropped.add("--additional-config")
         lost = "vLLM's own server supports neither deadlines nor shadow predictions."
         plan.fallbacks.append(Fallback("scheduler", lost))
-    if given.value("load_format") == LOAD_FORMAT and (reason := compat.check("weights")):
+    if given.get_value("load_format") == LOAD_FORMAT and (
+        reason := compat.find_unsupported_reason("weights")
+    ):
         dropped.add("--load-format")
         plan.fallbacks.append(Fallback("weights", f"{reason} vLLM's own loader reads the weights."))
-    transfer = given.value("kv_transfer_config")
+    transfer = given.get_value("kv_transfer_config")
     if isinstance(transfer, Mapping) and transfer.get("kv_connector_module_path") == CONNECTOR:
         dropped.add("--kv-transfer-config")
         plan.fallbacks.append(Fallback("handover", "vLLM's own server does not move requests with their KV."))
@@ -70,12 +72,12 @@ def _drop_unsupported_arguments(plan: LaunchPlan) -> list[str]:
 def _acknowledge(plan: LaunchPlan, descriptor: int) -> None:
     """Report readiness once the server responds. No token is generated, because nothing was restored."""
     given = plan.vllm_args
-    scheme = "https" if given.gives("ssl_certfile") else "http"
+    scheme = "https" if given.contains_flag("ssl_certfile") else "http"
     url = addresses.build_local_url(
-        str(given.value("host") or "127.0.0.1"), given.number("port", DEFAULT_PORT), scheme
+        str(given.get_value("host") or "127.0.0.1"), given.get_integer("port", DEFAULT_PORT), scheme
     )
     # With a Unix socket, vLLM does not listen on a port.
-    while not _answers(f"{url}/health", str(given.value("uds")) if given.value("uds") else None):
+    while not _answers(f"{url}/health", str(given.get_value("uds")) if given.get_value("uds") else None):
         time.sleep(PAUSE_S)
     named = fallback.encode(plan.fallbacks)
     send_report(descriptor, {"fast_path": {"start": False}, "fallbacks": named, "tokens": [], "canary": None})

@@ -164,7 +164,7 @@ def test_commands_end_with_the_file_and_a_hint(
 
 
 def test_trusted_key_is_refused(signed: Bundle, replace: Replace) -> None:
-    assert inspection.trust(signed).ok
+    assert inspection.trust(signed).is_trusted
     (key,) = sign.trust_dir(paths.state_dir()).glob("*.pub")
     replace(key)
     _refuse(lambda: inspection.trust(signed), key.name, OSError, ColdstartError)
@@ -185,10 +185,10 @@ def test_own_key_is_refused(signed: Bundle, replace: Replace) -> None:
 
 
 def test_record_of_a_verification_is_ignored(signed: Bundle, replace: Replace) -> None:
-    assert inspection.trust(signed).ok
+    assert inspection.trust(signed).is_trusted
     (record,) = (paths.state_dir() / "verdicts").iterdir()
     replace(record)
-    assert _call(lambda: inspection.trust(signed)).ok
+    assert _call(lambda: inspection.trust(signed)).is_trusted
 
 
 def test_record_of_unpacked_code_is_ignored(signed: Bundle, replace: Replace) -> None:

@@ -167,12 +167,12 @@ def test_trust_why_reports_the_reason(run: Run, store: Store, home: Path, wanted
 
 def test_cached_trust_ends_when_its_key_is_removed(store: Store, home: Path, wanted: Key) -> None:
     mine = _signed(store, home, wanted, OLD)
-    assert inspection.trust(mine).ok and inspection.trust(mine).ok
+    assert inspection.trust(mine).is_trusted and inspection.trust(mine).is_trusted
     (record,) = (paths.state_dir() / "verdicts").iterdir()
     assert record.stat().st_mode & 0o077 == 0
     for key_file in sign.trust_dir(paths.state_dir()).glob("*.pub"):
         key_file.unlink()
-    assert not inspection.trust(mine).ok
+    assert not inspection.trust(mine).is_trusted
 
 
 MODES = (0o770, 0o777, 0o1777, 0o720, 0o702, 0o2770)
@@ -184,7 +184,7 @@ def signed(home: Path, tmp_path: Path) -> Bundle:
     bundle = publish(
         Store(Cache.at().bundles), tmp_path / "scratch", signer=sign.load_host_key(paths.state_dir())
     )
-    assert inspection.trust(bundle).ok  # and is recorded
+    assert inspection.trust(bundle).is_trusted  # and is recorded
     return bundle
 
 
@@ -223,7 +223,7 @@ def test_place_that_others_can_write_to_is_refused(signed: Bundle, place: str, m
             with pytest.raises(ExposedKeyError):
                 use()
     path.chmod(before)
-    assert inspection.trust(signed).ok
+    assert inspection.trust(signed).is_trusted
 
 
 @root_alone
@@ -233,7 +233,7 @@ def test_place_of_another_user_is_refused(signed: Bundle, place: str) -> None:
     os.chown(path, STRANGER, STRANGER)
     _is_refused(signed, path, f"chown {os.getuid()}")
     os.chown(path, os.getuid(), os.getgid())
-    assert inspection.trust(signed).ok
+    assert inspection.trust(signed).is_trusted
 
 
 def test_link_to_a_key_that_others_can_replace_is_refused(signed: Bundle, tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_link_to_a_key_that_others_can_replace_is_refused(signed: Bundle, tmp_pa
     key = _find_key()
     target = key.rename(shared / "key.pub")
     key.symlink_to(target)
-    assert inspection.trust(signed).ok
+    assert inspection.trust(signed).is_trusted
     shared.chmod(0o777)
     _is_refused(signed, shared, "chmod go-w")
     shared.chmod(0o755)
@@ -256,7 +256,7 @@ def test_link_into_a_sticky_directory_of_root_is_accepted(signed: Bundle, tmp_pa
     key.symlink_to(key.rename(tmp_path / "key.pub"))
     tmp_path.chmod(0o1777)
     ownership.require_unexposed(key, paths.state_dir())
-    assert inspection.trust(signed).ok
+    assert inspection.trust(signed).is_trusted
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o666])

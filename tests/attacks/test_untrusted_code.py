@@ -84,16 +84,16 @@ def test_signature_of_another_bundle(store: Store, tmp_path: Path) -> None:
     payload = host.sign(f"sha256:{'0' * 64}")
     bundle = _bundle(store, tmp_path, Fixed(payload))
     result = sign.TrustStore(sign.trust_dir(tmp_path / "state"))(bundle)
-    assert not result.ok and "another bundle" in result.reason
+    assert not result.is_trusted and "another bundle" in result.reason
 
 
 def test_signature_that_claims_this_bundle_but_covers_another(store: Store, tmp_path: Path) -> None:
     host = sign.load_host_key(tmp_path / "state")
     bundle = _bundle(store, tmp_path, Claiming(host))
     result = sign.TrustStore(sign.trust_dir(tmp_path / "state"))(bundle)
-    assert not result.ok and "is invalid" in result.reason
+    assert not result.is_trusted and "is invalid" in result.reason
     result = sign.TrustStore(sign.trust_dir(tmp_path / "a machine without the key"))(bundle)
-    assert not result.ok and "not a trusted key" in result.reason
+    assert not result.is_trusted and "not a trusted key" in result.reason
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_signature_that_claims_this_bundle_but_covers_another(store: Store, tmp_
 def test_malformed_signature(payload: bytes, store: Store, tmp_path: Path) -> None:
     sign.load_host_key(tmp_path / "state")
     result = sign.TrustStore(sign.trust_dir(tmp_path / "state"))(_bundle(store, tmp_path, Fixed(payload)))
-    assert not result.ok
+    assert not result.is_trusted
 
 
 def test_replaced_code_is_found_after_signing(store: Store, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from coldstart.commands import cli
-from coldstart.commands._export import Exports
+from coldstart.commands._export import ExportTargets
 from support import pages
 from support.fake_launcher import FakeLauncher
 
@@ -119,7 +119,7 @@ RESULT = Report("A <title>", {"a": 1}, ROWS, TABLES)
 
 def test_exports_write_every_form(tmp_path: Path) -> None:
     wanted = [f"{form}={tmp_path / form}" for form in FORMATS]
-    assert Exports.parse(wanted).write(RESULT) == list(FORMATS)
+    assert ExportTargets.parse(wanted).write(RESULT) == list(FORMATS)
     assert json.loads((tmp_path / "json").read_text()) == {"a": 1}
     assert (tmp_path / "csv").read_text() == "name,size\nx | y,3\nz,\n"
     assert "| x \\| y | 3 |" in (tmp_path / "markdown").read_text()
@@ -139,5 +139,5 @@ class Broken(Report):
 def test_write_leaves_the_old_file_when_rendering_fails(tmp_path: Path) -> None:
     (tmp_path / "x.html").write_text("old")
     with pytest.raises(RuntimeError):
-        Exports.parse([f"html={tmp_path / 'x.html'}"]).write(Broken("", {}, (), ()))
+        ExportTargets.parse([f"html={tmp_path / 'x.html'}"]).write(Broken("", {}, (), ()))
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("x.html", "old")]

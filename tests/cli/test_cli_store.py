@@ -180,12 +180,12 @@ def test_trust_remove_refuses_a_bundle_when_its_verification_was_remembered(run:
     made = publish_sections(Store(Cache.at().bundles), signer=maker, kv=KV)
     for name in ("maker", "again"):  # one key under two names
         run("trust", "add", _pem(home, "maker"), "--name", name)
-    assert inspection.trust(made).ok
+    assert inspection.trust(made).is_trusted
     assert list((paths.state_dir() / "verdicts").iterdir())
-    assert inspection.trust(made).ok
+    assert inspection.trust(made).is_trusted
     removed = json.loads(run("trust", "remove", "maker", "--format", "json").stdout)["removed"]
     assert {key["name"] for key in removed} == {"maker", "again"}
-    assert not inspection.trust(made).ok
+    assert not inspection.trust(made).is_trusted
     assert "is not trusted" in run("trust", "why", made.ref, code=1).stderr
     assert maker.fingerprint not in run("trust", "list").stdout
 

@@ -68,8 +68,9 @@ def test_miss_names_the_field_without_importing_torch(machine: Machine, bundle: 
 # Every interpreter of the server lacks an integration point of its start.
 LACKING = """
 from coldstart.vllm import compat
-check = compat.check
-compat.check = lambda feature, load=None: "It is missing, simulated." if feature == "start" else check(feature, load)
+find = compat.find_unsupported_reason
+lack = lambda feature, load=None: "It is missing, simulated." if feature == "start" else find(feature, load)
+compat.find_unsupported_reason = lack
 """
 
 

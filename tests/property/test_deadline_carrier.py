@@ -26,7 +26,7 @@ from coldstart.scheduling.settings import KEY, SchedulerSettings
 from coldstart.scheduling.shadow import MIN_REQUESTS
 from coldstart.vllm import compat
 from coldstart.vllm.scheduling import SCHEDULER_CLS, deadlines, headers, kv_transfer_config, scheduler
-from coldstart.vllm.scheduling.counters import Counters, PrometheusExporter
+from coldstart.vllm.scheduling.counters import PrometheusExporter, SchedulerTotals
 from coldstart.vllm.scheduling.offload import CpuPoolWorker
 from coldstart.vllm.scheduling.virtual_engine import make_request
 
@@ -125,7 +125,7 @@ def test_require_accepts_a_common_configuration(stages: int) -> None:
 
 
 def test_require_names_the_missing_integration_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compat, "check", lambda feature, load=None: f"no {feature} here.")
+    monkeypatch.setattr(compat, "find_unsupported_reason", lambda feature, load=None: f"no {feature} here.")
     with pytest.raises(
         scheduler.IncompatibleVllmError, match=r"no scheduler here; serve with --scheduler fcfs"
     ):
@@ -154,7 +154,7 @@ def test_settings_survive_the_command_line() -> None:
 
 
 def test_exporter_publishes_nothing_without_a_directory() -> None:
-    PrometheusExporter({}).publish(Counters(), [1, 2])
+    PrometheusExporter({}).publish(SchedulerTotals(), [1, 2])
 
 
 def worker(layers: int = 2, blocks: int = 6, page: int = 64) -> tuple[CpuPoolWorker, list[torch.Tensor]]:

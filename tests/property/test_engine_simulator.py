@@ -41,7 +41,9 @@ def test_deadline_lets_a_short_prompt_pass_a_long_one_but_not_for_ever() -> None
     rows = [TraceRequest(0.0, 900, 1), long]
     while now < 15.0:
         rows.append(TraceRequest(now := now + 0.0101, 1, 1))
-    fcfs, deadline = (simulate(rows, name, batch=1, depth=1).records for name in ("fcfs", "deadline"))
+    fcfs, deadline = (
+        simulate(rows, name, batch=1, iterations_in_flight=1).records for name in ("fcfs", "deadline")
+    )
     assert (
         fcfs[1].first_token_s
         < 1.0
@@ -86,7 +88,7 @@ def test_an_oldest_share_bounds_every_latency(load: list[tuple[float, int]], bat
 
     def latencies(policy: str, share: float) -> list[float]:
         settings = SchedulerSettings(policy, batch=batch, oldest_share=share, mlfq="paper")
-        machine = EngineResources(depth=1, context_s=0.0, device_blocks=999)
+        machine = EngineResources(iterations_in_flight=1, context_s=0.0, device_blocks=999)
         return [one.latency_s for one in EngineSimulator(flat, settings, machine).run(rows)]  # type: ignore[misc]
 
     both = zip(latencies("skip-join-mlfq", 0.5), latencies("fcfs", 0.0), strict=True)
@@ -134,7 +136,7 @@ def test_every_load_ends_with_every_token(
         host_blocks=host,
         token_budget=budget,
         oldest_share=oldest,
-        depth=depth,
+        iterations_in_flight=depth,
         link_bytes_s=1e9,
     )
     for record, row in zip(simulator.records, rows, strict=True):
@@ -153,7 +155,10 @@ def test_a_device_that_one_request_fills_is_an_error_where_the_scheduler_cannot_
 def test_the_queue_model_of_predictions_agrees_with_vllms_scheduler(policy: str, device: int) -> None:
     random = Random(2)
     rows = [TraceRequest(n * 0.03, random.choice([20, 500]), random.randrange(1, 60)) for n in range(120)]
-    simulated = [record.ttft_s for record in simulate(rows, policy, device_blocks=device, depth=1).records]
+    simulated = [
+        record.ttft_s
+        for record in simulate(rows, policy, device_blocks=device, iterations_in_flight=1).records
+    ]
     factor = 0.0 if policy == "fcfs" else SchedulerSettings().factor
     model = QueueSimulator(PROFILE, 16, 2048, device * 16, context_s=0.0)
     requests = [FinishedRequest(row.arrival_s, row.prompt_tokens, 0, row.output_tokens) for row in rows]

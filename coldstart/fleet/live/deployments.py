@@ -139,7 +139,7 @@ def look_up_pipelines(
     worker takes before it can load weights. If a pipeline takes longer, the rest counts as time after loading the weights.
     """
     seconds, reasons, counts = dict[int, float](), dict[int, str](), range(2, MOST_RANKS + 1)
-    if found.vllm_args.number("pipeline_parallel_size", 1) > 1:
+    if found.vllm_args.get_integer("pipeline_parallel_size", 1) > 1:
         return seconds, dict.fromkeys(counts, "the model's arguments already set --pipeline-parallel-size")
     for ranks in counts:
         args = build_rank_arguments(found.vllm_args, ranks)

@@ -160,7 +160,7 @@ class NodeServers:
         return (
             _is_rank_or_replacement(order)
             and not self.selects_device
-            and not launch.args.gives("kv_transfer_config")
+            and not launch.args.contains_flag("kv_transfer_config")
         )
 
     async def _supervise(self, worker: str, process: _WorkerProcess) -> None:

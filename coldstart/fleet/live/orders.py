@@ -94,10 +94,10 @@ def build_rank_arguments(args: Arguments, ranks: int) -> Arguments:
     only for its own layers, so the pipeline can hold as many tokens as one worker.
     """
     share: tuple[str, ...] = ()
-    if kv := args.number("kv_cache_memory_bytes", 0):
+    if kv := args.get_integer("kv_cache_memory_bytes", 0):
         share = ("--kv-cache-memory-bytes", str(kv // ranks))
     elif not runtime.targets_cpu():
-        used = args.value("gpu_memory_utilization", DEFAULT_GPU_MEMORY_UTILIZATION)
+        used = args.get_value("gpu_memory_utilization", DEFAULT_GPU_MEMORY_UTILIZATION)
         share = ("--gpu-memory-utilization", f"{float(used) / ranks:.4g}")
     return args.append("--pipeline-parallel-size", str(ranks), *share)
 

@@ -58,7 +58,7 @@ def find_unsupported(path: str, document: Mapping[str, Any], arguments: Argument
     """Return the path, request field or server argument that prevents a continuation, or "" if nothing prevents it."""
     if path not in _PROMPT:
         return path
-    if path == CHAT and any(arguments.gives(word) for word in _PARSERS):
+    if path == CHAT and any(arguments.contains_flag(word) for word in _PARSERS):
         return "a parser of the server"
     for name, value in document.items():
         if value is None or name in _SAME or name in _PROMPT[path]:

@@ -164,7 +164,7 @@ class ServerLifecycle:
 
     def _open_sleep_routes(self, launch: Launch) -> Mapping[str, str]:
         """Return the environment variables that open vLLM's sleep and wake-up routes if the model has a sleeping tier."""
-        can_sleep = launch.args.gives("enable_sleep_mode")
+        can_sleep = launch.args.contains_flag("enable_sleep_mode")
         tiers = self.core.models[launch.name].spec.tiers if can_sleep else ()
         return {str(VLLM_SERVER_DEV_MODE): "1"} if any(tier.name.startswith(_SLEEP) for tier in tiers) else {}
 

@@ -215,7 +215,7 @@ def build_auth_header(key: str) -> Headers:
 
 def find_server_key(args: Arguments) -> str:
     """Return the API key that a model server requires, from its arguments or the environment, or "" if it requires none."""
-    keys = args.value("api_key")
+    keys = args.get_value("api_key")
     if isinstance(keys, (list, tuple)):
         keys = keys[0] if keys else None
     return str(keys) if keys else environment.VLLM_API_KEY.read()

@@ -135,7 +135,7 @@ def estimate_profile(launch: Launch, model: Path | None) -> Profile:
             f"models.{launch.name}: the memory of the model is unknown: no bundle records it, and there are no local weights",
             hint=f"set memory and start_s in [models.{launch.name}]",
         )
-    kv = launch.args.number("kv_cache_memory_bytes", ASSUMED_KV)
+    kv = launch.args.get_integer("kv_cache_memory_bytes", ASSUMED_KV)
     return Profile(weights + kv + ASSUMED_RUNTIME, ASSUMED_START_S, "assumed")
 
 

@@ -51,10 +51,10 @@ def find_limit(driver: str | None) -> tuple[str, str] | None:
 def find_engine_limit(given: Arguments) -> tuple[str, str] | None:
     """Return the reason why an engine with the vLLM arguments `given` cannot be parked, and a hint, or None if it can."""
     for name in ("nnodes", "data_parallel_size"):
-        if (size := given.value(name, 1)) != 1:
+        if (size := given.get_value(name, 1)) != 1:
             option = f"--{name}".replace("_", "-")
             return f"parking supports only one engine on one host, but {option} is {size}", f"omit {option}"
-    if given.value("distributed_executor_backend") == "ray":
+    if given.get_value("distributed_executor_backend") == "ray":
         hint = "omit --distributed-executor-backend"
         return "parking supports only one host, but Ray may place workers on other hosts", hint
     return None

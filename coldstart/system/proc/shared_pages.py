@@ -65,7 +65,7 @@ def list_anonymous() -> list[Region]:
     return found
 
 
-def subtract(regions: Iterable[Region], others: Iterable[Region]) -> list[Region]:
+def subtract_regions(regions: Iterable[Region], others: Iterable[Region]) -> list[Region]:
     """Return the parts of `regions` that are outside `others`. Both are in order of addresses."""
     left, rest = list[Region](), list(others)
     for region in regions:
@@ -109,7 +109,7 @@ def _read_mapped_chunk(address: int) -> int:
     return 0
 
 
-def publish(regions: Iterable[Region]) -> tuple[int, Places]:
+def move_to_memory_file(regions: Iterable[Region]) -> tuple[int, Places]:
     """Move regions into a new sealed file. Return its descriptor and each region's range in the file. Raises OSError."""
     descriptor, places, end = (
         os.memfd_create("coldstart-shared", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING),
@@ -144,7 +144,7 @@ def is_sealed(descriptor: int) -> bool:
         return False
 
 
-def adopt(region: Region, descriptor: int, places: Places) -> bool:
+def map_if_equal(region: Region, descriptor: int, places: Places) -> bool:
     """Map `region` onto the memory file `descriptor` if that contains the same bytes. Return whether it was mapped.
 
     Raises:

@@ -137,7 +137,7 @@ def check_trust(bundle: Bundle) -> TrustResult:
 
     trusted = sign.trust_dir(paths.state_dir())
     result = sign.TrustStore(trusted)(bundle)
-    if result.ok and result.signer and not is_dry_run():
+    if result.is_trusted and result.signer and not is_dry_run():
         # Without a writable state directory, each start verifies the signature again.
         with suppress(OSError, ValueError, BundleError):
             key = min(trusted.glob(f"*-{result.signer.partition(':')[2]}.pub")).name

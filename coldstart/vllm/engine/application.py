@@ -74,7 +74,7 @@ class EarlyApplication:
     @contextmanager
     def provide_to_vllm(self) -> Iterator[None]:
         """In this block, make vLLM use the prebuilt application if it requests the same one. vLLM waits until it is built."""
-        if compat.check("application", lambda: import_module(_ENTRY).build_app):
+        if compat.find_unsupported_reason("application", lambda: import_module(_ENTRY).build_app):
             yield
             return
         entry: Any = import_module(_ENTRY)

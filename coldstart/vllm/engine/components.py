@@ -26,18 +26,20 @@ def select_components(args: Namespace) -> Fallbacks:
     If the installed vLLM cannot load coldstart's KV connector, the connector is removed from `args`.
     """
     fallbacks: Fallbacks = []
-    if args.load_format == LOAD_FORMAT and (reason := compat.check("weights")):
+    if args.load_format == LOAD_FORMAT and (reason := compat.find_unsupported_reason("weights")):
         args.load_format = "auto"
         fallbacks.append(Fallback("weights", f"{reason} vLLM's own loader reads the weights."))
     connector = getattr(args.kv_transfer_config, "kv_connector_module_path", None)
-    if connector == CONNECTOR and (reason := compat.check("handover", partial(import_module, CONNECTOR))):
+    if connector == CONNECTOR and (
+        reason := compat.find_unsupported_reason("handover", partial(import_module, CONNECTOR))
+    ):
         args.kv_transfer_config = None
         fallbacks.append(Fallback("handover", f"{reason} Requests are moved without their KV."))
     if ranks := count_supported_ranks(args):
         # Check only the executor here: the engine process imports coldstart's worker, which takes longer. With several ranks,
         # vLLM's own executor starts the workers and cannot replace one that it cannot import, so check the worker.
         module = (EXECUTOR if ranks == 1 else WORKER).rpartition(".")[0]
-        if (reason := compat.check("worker", partial(import_module, module))) is None:
+        if (reason := compat.find_unsupported_reason("worker", partial(import_module, module))) is None:
             args.distributed_executor_backend = EXECUTOR if ranks == 1 else "mp"
             args.worker_cls = WORKER
             return fallbacks

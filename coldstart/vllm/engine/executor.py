@@ -60,7 +60,7 @@ def use_vllm_worker_if_needed(config: VllmConfig) -> None:
     """Select vLLM's own worker if coldstart's worker cannot be imported, and record the reason."""
     if config.parallel_config.worker_cls != components.WORKER:
         return
-    if reason := compat.check("worker", _import_worker):
+    if reason := compat.find_unsupported_reason("worker", _import_worker):
         compat.record_fallback("worker", f"{reason} vLLM's own worker runs, and compiles.")
         config.parallel_config.worker_cls = components.VLLM_WORKER
 

@@ -216,7 +216,9 @@ def run(plan: LaunchPlan, out: Path, profile_s: float = profiling.BUDGET_S) -> N
 
 def import_or_exit() -> None:
     """Import the runtime. Raises SystemExit with the reason if the installed vLLM cannot run inside this process."""
-    if reason := compat.check("start", server.import_runtime) or compat.check("offline", _import_engine):
+    if reason := compat.find_unsupported_reason(
+        "start", server.import_runtime
+    ) or compat.find_unsupported_reason("offline", _import_engine):
         raise SystemExit(f"coldstart: cannot materialize: {reason}")
 
 
@@ -228,7 +230,7 @@ def explain_missing_forward(engine: OfflineEngine) -> str | None:
     """Return the reason why this engine has no compiled forward function to save, or None if it has one."""
     if engine.config.parallel_config.worker_cls != components.WORKER:
         return "only coldstart's worker can save compiled code; this engine uses another worker, which compiles at every start"
-    return compat.check("compile")
+    return compat.find_unsupported_reason("compile")
 
 
 def describe_kv_cache(engine: OfflineEngine) -> dict[str, Any]:

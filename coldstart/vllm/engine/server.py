@@ -151,7 +151,10 @@ def create_config(args: Namespace) -> Any:
 
     engine_args = AsyncEngineArgs.from_cli_args(args)
     # vLLM's own server passes this flag to the engine; vLLM 0.31 does not have it.
-    if not getattr(args, "enable_flash_late_interaction", True) and compat.check("late-interaction") is None:
+    if (
+        not getattr(args, "enable_flash_late_interaction", True)
+        and compat.find_unsupported_reason("late-interaction") is None
+    ):
         import_cli_args().propagate_flash_late_interaction(args, engine_args)
     config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
     if args.worker_extension_cls == sleep.EXTENSION:
@@ -184,7 +187,7 @@ async def start_engine(args: Namespace, plan: LaunchPlan, app: EarlyApplication)
         os.environ[START_METHOD] = "fork"
     # The forked engine inherits our loggers; configuring them again would take longer than adopting a prebuilt worker.
     if config.logging_config.pylogging_config_file is None:
-        compat.check("logging", lambda: configure_loggers(config.logging_config))
+        compat.find_unsupported_reason("logging", lambda: configure_loggers(config.logging_config))
         config.logging_config = replace(config.logging_config, configure_logging=False)
     readiness.report_logged_errors()
     app.start_building_after_fork(args, config)
@@ -205,8 +208,10 @@ async def start_engine(args: Namespace, plan: LaunchPlan, app: EarlyApplication)
         )
     if forks and os.environ[START_METHOD] != "fork":
         plan.fallbacks.append(Fallback("engine", SPAWNED))
-    compat.check("ending", lambda: tolerate_early_exit(engine.engine_core.resources.engine_manager))
-    compat.check("end-requests", lambda: fail_requests_at_shutdown(engine))
+    compat.find_unsupported_reason(
+        "ending", lambda: tolerate_early_exit(engine.engine_core.resources.engine_manager)
+    )
+    compat.find_unsupported_reason("end-requests", lambda: fail_requests_at_shutdown(engine))
     try:
         yield engine
     finally:
@@ -310,7 +315,7 @@ def run(plan: LaunchPlan, is_imported: bool = False) -> int:
 
 def _run(plan: LaunchPlan, imported: bool) -> int:
     gc.disable()
-    if reason := compat.check("start", None if imported else import_runtime):
+    if reason := compat.find_unsupported_reason("start", None if imported else import_runtime):
         gc.enable()
         return stock.run(plan, reason)
     args, fallbacks = parse_args(plan.vllm_args)
@@ -333,7 +338,9 @@ def run_headless(args: Namespace, plan: LaunchPlan) -> int:
     The node reports readiness immediately and without a token: only the first node can generate tokens, and it waits for
     this node. There is no fallback: if vLLM does not support headless nodes, write the reason to stderr and return 1.
     """
-    if reason := compat.check("headless", lambda: import_module("vllm.entrypoints.cli.serve").run_headless):
+    if reason := compat.find_unsupported_reason(
+        "headless", lambda: import_module("vllm.entrypoints.cli.serve").run_headless
+    ):
         sys.stderr.write(f"coldstart: cannot run a headless node: {reason}\n")
         return 1
     from vllm.entrypoints.cli import serve as command

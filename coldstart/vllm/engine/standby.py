@@ -314,7 +314,9 @@ def run_standby(plan: LaunchPlan, level: str, socket_path: Path, ready_fd: int) 
         RuntimeError: This vLLM does not support sleeping engines.
     """
     plan.install()
-    if reason := compat.check("start", server.import_runtime) or compat.check("standby"):
+    if reason := compat.find_unsupported_reason(
+        "start", server.import_runtime
+    ) or compat.find_unsupported_reason("standby"):
         raise RuntimeError(f"cannot keep a sleeping engine: {reason}")
     import uvloop
 

@@ -51,16 +51,20 @@ def build_template(plan: LaunchPlan, level: str) -> components.Fallbacks:
 
     tqdm.monitor_interval = 0  # the monitor would be a thread
     plan.install()
-    if reason := compat.check("start", _import_everything):
+    if reason := compat.find_unsupported_reason("start", _import_everything):
         raise RuntimeError(f"cannot build a template: {reason}")
     args, _ = server.parse_args(plan.vllm_args)
     fallbacks: components.Fallbacks = []
-    lack = (compat.check("template") or compat.check("worker")) if level == ENGINE else None
+    lack = (
+        (compat.find_unsupported_reason("template") or compat.find_unsupported_reason("worker"))
+        if level == ENGINE
+        else None
+    )
     arguments = adoption.describe_worker(args, plan) if level == ENGINE and not lack else {}
     config = server.create_config(args)
     application.warm_up(args, config)
-    compat.check("ahead", register_kernel_overrides)
-    if reason := compat.check("start", partial(server.import_gpu_engine, config)):
+    compat.find_unsupported_reason("ahead", register_kernel_overrides)
+    if reason := compat.find_unsupported_reason("start", partial(server.import_gpu_engine, config)):
         fallbacks.append(Fallback("template", f"{reason} Each server imports the engine itself."))
     if is_cuda_initialized():
         raise RuntimeError(

@@ -83,7 +83,7 @@ class ColdWorker(CPUWorker):
         self.plan = LaunchPlan.current()
         self.used_sections, self.fallbacks, self.restored, self.warm = {}, [], False, False
         if type(self.model_runner) is CPUModelRunner:
-            if reason := compat.check("lazy-kv"):
+            if reason := compat.find_unsupported_reason("lazy-kv"):
                 self._fall_back("kv", reason)
             else:
                 self.model_runner.__class__ = LazyKvRunner
@@ -92,7 +92,7 @@ class ColdWorker(CPUWorker):
         entry.register()  # VLLM_PLUGINS may exclude our plug-in
         with timeline.measure("load weights", track="engine"):
             self._load(kwargs)
-        if self.plan.compile_dir and (reason := compat.check("compile")):
+        if self.plan.compile_dir and (reason := compat.find_unsupported_reason("compile")):
             self._fall_back("compile", reason)
         elif self.plan.compile_dir:
             with timeline.measure("restore compiled forward", track="engine"):
@@ -102,7 +102,7 @@ class ColdWorker(CPUWorker):
         with ExitStack() as sharing:
             if environment.WEIGHTS_SOCKET.read():
                 try:
-                    reason = compat.check("sharing", lambda: self._share(sharing))
+                    reason = compat.find_unsupported_reason("sharing", lambda: self._share(sharing))
                 except (PeerError, OSError) as error:
                     reason = str(error)
                 if reason:

@@ -23,7 +23,7 @@ MODULE = "vllm.v1.worker.gpu.cudagraph_utils"
 
 def require_support() -> None:
     """Raise GraphRefusedError if graphs were not tested with this vLLM version. This does not import vLLM."""
-    if reason := compat.check("graphs"):
+    if reason := compat.find_unsupported_reason("graphs"):
         raise GraphRefusedError(reason)
 
 

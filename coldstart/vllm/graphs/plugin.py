@@ -53,7 +53,7 @@ def _defer(deferral: deferred.DeferredCapture) -> None:
         WORKER,
         lambda module: setattr(module.Worker, CAPTURE_NEXT, lambda _, agreed: deferral.capture_next(agreed)),
     )
-    _install(deferral, compat.check("deferred-capture"))
+    _install(deferral, compat.find_unsupported_reason("deferred-capture"))
 
 
 def _install(session: Any, reason: str | None = None) -> None:
@@ -102,7 +102,7 @@ def _wrapped(original: Callable[..., Any], run: Run) -> Callable[..., Any]:
 
 def _lay_compiled(held: compiled.AotArtifacts) -> None:
     compat.fallback_sources.append(lambda: [Fallback("compile", reason) for reason in held.compile_reasons])
-    if reason := compat.check("aot"):
+    if reason := compat.find_unsupported_reason("aot"):
         log.warning("vLLM compiles: %s", reason)
         held.add_reason(reason)
     else:
@@ -110,7 +110,7 @@ def _lay_compiled(held: compiled.AotArtifacts) -> None:
 
 
 def _size_kv(task: EngineTask) -> None:
-    if reason := compat.check("kv-plan"):
+    if reason := compat.find_unsupported_reason("kv-plan"):
         compat.record_fallback("kv", reason)
         return
     if task.kv_note:

@@ -18,7 +18,7 @@ PREFIX = "coldstart_scheduler_"
 
 
 @dataclass
-class Counters:
+class SchedulerTotals:
     """Totals since the scheduler started. vLLM itself counts the transferred bytes (`vllm:kv_offload_*`).
 
     `blocks_evicted` counts the GPU blocks freed by evictions, which need no copy because full blocks are already stored.
@@ -49,7 +49,7 @@ class PrometheusExporter:
     def is_enabled(self) -> bool:
         return self._gauges is not None
 
-    def publish(self, counters: Counters, levels: Sequence[int] = ()) -> None:
+    def publish(self, counters: SchedulerTotals, levels: Sequence[int] = ()) -> None:
         if self._gauges is None:
             return
         # Setting a gauge writes to a mapped file, and most counters rarely change.
@@ -62,7 +62,7 @@ class PrometheusExporter:
 
 
 def _create_gauges() -> dict[str, Any]:
-    totals = {field.name: _create_gauge(field.name) for field in fields(Counters)}
+    totals = {field.name: _create_gauge(field.name) for field in fields(SchedulerTotals)}
     return totals | {"queue_length": _create_gauge("queue_length", ("level",))}
 
 

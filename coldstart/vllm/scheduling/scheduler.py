@@ -29,7 +29,7 @@ from coldstart.scheduling.mlfq import SkipJoinMlfq
 from coldstart.scheduling.settings import SchedulerSettings
 from coldstart.vllm import compat
 from coldstart.vllm.scheduling import CONNECTOR
-from coldstart.vllm.scheduling.counters import Counters, PrometheusExporter
+from coldstart.vllm.scheduling.counters import PrometheusExporter, SchedulerTotals
 from coldstart.vllm.scheduling.placement import Placement
 from coldstart.vllm.scheduling.queue import PickedQueue, SlotHolders
 from coldstart.vllm.scheduling.view import (
@@ -47,7 +47,7 @@ class IncompatibleVllmError(RuntimeError):
 
 def require_support(config: Any) -> None:
     """Raise IncompatibleVllmError if PolicyScheduler does not support the installed vLLM or its configuration."""
-    if reason := compat.check("scheduler") or find_unsupported(config):
+    if reason := compat.find_unsupported_reason("scheduler") or find_unsupported(config):
         raise IncompatibleVllmError(f"{reason.removesuffix('.')}; serve with --scheduler fcfs")
 
 
@@ -91,7 +91,7 @@ class PolicyScheduler(AsyncScheduler):
         self.kv_holding_waiting = self.picked_holding = PickedQueue()
         self.jobs: dict[str, Job] = {}
         self.started = SlotHolders()
-        self.counters, self.exporter = Counters(), PrometheusExporter()
+        self.counters, self.exporter = SchedulerTotals(), PrometheusExporter()
         self.view = EngineView(self)
         self.placement = Placement(
             self.view, self.ranking, self.jobs, self.settings, keeps_kv=self.connector is not None

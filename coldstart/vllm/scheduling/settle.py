@@ -42,7 +42,7 @@ def choose_engine_client(config: Any, plan: LaunchPlan) -> tuple[Any, list[Any]]
     enabled = find_enabled_hooks(config.additional_config)
     if not any(enabled):
         return AsyncLLM, []
-    if reason := compat.check("deadline", _import_deadlines):
+    if reason := compat.find_unsupported_reason("deadline", _import_deadlines):
         _add_fallback(plan, f"{reason} Requests have no deadlines, and --shadow predicts nothing.")
         return AsyncLLM, []
     from coldstart.vllm.scheduling.deadlines import DeadlineLLM, ShadowLogger
@@ -77,7 +77,7 @@ def publish_counters(plan: LaunchPlan) -> Iterator[None]:
 
 
 def _find_incompatibility(config: Any) -> str | None:
-    if reason := compat.check("scheduler"):
+    if reason := compat.find_unsupported_reason("scheduler"):
         return reason
     try:
         reason = import_module(SCHEDULER_CLS.rpartition(".")[0]).find_unsupported(config)
@@ -88,7 +88,10 @@ def _find_incompatibility(config: Any) -> str | None:
 
 def _settle_offloading(args: Namespace, plan: LaunchPlan) -> bool:
     """Disable KV offloading to the host if the installed vLLM does not support it."""
-    if args.kv_transfer_config is None or (reason := compat.check("offload", _import_offload)) is None:
+    if (
+        args.kv_transfer_config is None
+        or (reason := compat.find_unsupported_reason("offload", _import_offload)) is None
+    ):
         return False
     _add_fallback(plan, f"{reason} Evicted KV is computed again.")
     args.kv_transfer_config = None

@@ -59,20 +59,20 @@ MAX_EMPTY_ITERATIONS = 8
 class EngineResources:
     """Resources of the simulated engine, in blocks, bytes and seconds.
 
-    `slots` is the number of slots in the model runner. `token_budget` is the maximum number of tokens per iteration.
-    `depth` is the number of iterations in flight (2 with asynchronous scheduling). `context_s` is the time that each
-    context token of a decoding request adds to an iteration, because profiles are measured with short contexts (None:
-    from CONTEXT_SHARE).
+    `max_running_requests` is the number of slots in the model runner. `token_budget` is the maximum number of tokens per
+    iteration. `iterations_in_flight` is 2 with asynchronous scheduling. `context_s` is the time that each context token
+    of a decoding request adds to an iteration, because profiles are measured with short contexts (None: from
+    CONTEXT_SHARE).
     """
 
-    slots: int = 256
+    max_running_requests: int = 256
     token_budget: int = 2048
     block_tokens: int = 16
     device_blocks: int = 1 << 18
     host_blocks: int = 1 << 18
     block_bytes: int = 1 << 20
     link_bytes_s: float = 20e9
-    depth: int = 2
+    iterations_in_flight: int = 2
     context_s: float | None = None
 
     def blocks(self, tokens: int) -> int:
@@ -194,7 +194,7 @@ class VirtualEngine:
             self._empty_iterations = 0
             return (
                 now
-                if len(self._iterations_in_flight) < self.resources.depth
+                if len(self._iterations_in_flight) < self.resources.iterations_in_flight
                 else self._iterations_in_flight[0].end_s
             )
         if len(self._iterations_in_flight) > 1:
@@ -267,10 +267,12 @@ def create_config(resources: EngineResources, settings: SchedulerSettings) -> Vl
             settings.kv_strategy != "recompute" and resources.host_blocks > 0, settings.policy == MLFQ
         )
     )
-    config.scheduler_config.async_scheduling = resources.depth > 1
+    config.scheduler_config.async_scheduling = resources.iterations_in_flight > 1
     config.scheduler_config.policy = "priority" if settings.policy == DEADLINE else "fcfs"
-    config.scheduler_config.max_num_seqs = resources.slots
-    config.scheduler_config.max_num_active_seqs = min(settings.batch or resources.slots, resources.slots)
+    config.scheduler_config.max_num_seqs = resources.max_running_requests
+    config.scheduler_config.max_num_active_seqs = min(
+        settings.batch or resources.max_running_requests, resources.max_running_requests
+    )
     config.scheduler_config.max_num_batched_tokens = resources.token_budget
     config.scheduler_config.max_num_scheduled_tokens = resources.token_budget
     config.cache_config.num_gpu_blocks = resources.device_blocks + 1

@@ -33,7 +33,9 @@ def _find_reason(args: Namespace) -> str | None:
     if getattr(args, "sleep_mode_offload_cudagraph", False):
         return "only vLLM's backend implements --sleep-mode-offload-cudagraph"
     backends: list[Any] = []
-    if reason := compat.check("sleep", lambda: backends.append(import_module(MODULE).ColdstartBackend)):
+    if reason := compat.find_unsupported_reason(
+        "sleep", lambda: backends.append(import_module(MODULE).ColdstartBackend)
+    ):
         return reason
     if not backends[0].is_supported():
         return "the CUDA driver bindings are missing (coldstart install gpu)"

@@ -59,7 +59,7 @@ class OfferedRankWeights:
             if (connection := self._listener.accept()) is None:
                 continue
             with Channel(connection) as channel, suppress(OSError):
-                published = published or shared_pages.publish(self._regions)
+                published = published or shared_pages.move_to_memory_file(self._regions)
                 channel.send({"places": published[1]}, published[:1])
 
 
@@ -89,7 +89,7 @@ class ReceivedRankWeights:
         for region in regions:
             self.weight_bytes += region.size
             with suppress(OSError, ValueError):  # this region stays unshared
-                self.shared_bytes += region.size * shared_pages.adopt(region, self._file, self._places)
+                self.shared_bytes += region.size * shared_pages.map_if_equal(region, self._file, self._places)
 
     def record_loaded(self, model: torch.nn.Module, name: str, names: Iterable[str]) -> None:
         """Record that the tensor `name`, one of all `names`, is loaded. Pack its layer once the layer is complete.
@@ -159,7 +159,7 @@ def _watch_packing(sharer: OfferedRankWeights | ReceivedRankWeights) -> Iterator
         weight, before = layer.weight, shared_pages.list_anonymous()
         size = weight.nbytes
         original(layer, remove_weight)
-        added = shared_pages.subtract(shared_pages.list_anonymous(), before)
+        added = shared_pages.subtract_regions(shared_pages.list_anonymous(), before)
         if size >= SEPARATE and (packed := shared_pages.find_allocation(added, size)) is not None:
             sharer.add_regions([packed])
         if layer.weight is not weight:

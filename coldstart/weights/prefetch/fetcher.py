@@ -21,7 +21,7 @@ import msgspec
 
 from coldstart.weights.prefetch import PrefetchRefusedError, layout
 from coldstart.weights.prefetch.http_source import open_http_source
-from coldstart.weights.prefetch.layout import Check, SharedRegion
+from coldstart.weights.prefetch.layout import DigestedRange, SharedRegion
 from coldstart.weights.prefetch.paces import FetchRateLimiter
 from coldstart.weights.prefetch.schedule import CheckState, FetchSchedule, Lease
 from coldstart.weights.prefetch.sources import (
@@ -46,7 +46,7 @@ _ERRORS_KEPT = 20
 class WrongBytesError(Exception):
     """Error for bytes that do not match the digest of check `number`. The message names the file and the tensor or bytes."""
 
-    def __init__(self, number: int, check: Check) -> None:
+    def __init__(self, number: int, check: DigestedRange) -> None:
         what = f"bytes {check.start} to {check.end} do not match their digest"
         if check.tensor is not None:
             what = f"tensor {check.tensor.name!r} at offset {check.tensor.offset} does not match its digest"
@@ -314,7 +314,7 @@ class Fetcher:
             if isinstance(error, SourceUnavailableError):
                 numbers = self.board.list_idle()
             elif isinstance(error, SourceUnusableError | OSError):
-                numbers = self.board.list_idle(self.layout.checks[job.run.start].file.checks)
+                numbers = self.board.list_idle(self.layout.checks[job.run.start].file.range_numbers)
             self._fail(numbers, f"{redact_address(self.address)}: {error}")
 
     def _fail(self, numbers: Iterable[int], reason: str) -> None:

@@ -28,17 +28,17 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 @dataclass(frozen=True, slots=True)
 class RegionFile:
-    """One file of `size` bytes: its `region_offset`, the numbers of its checks, and the names of its tensors."""
+    """One file of `size` bytes: its `region_offset`, the numbers of its digested ranges, and the names of its tensors."""
 
     name: str
     size: int
     region_offset: int
-    checks: range
+    range_numbers: range
     tensors: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class DigestedRange:
     """Bytes [start, end) of a file with their SHA-256 digest. `tensor` is the tensor that contains them, if any."""
 
     file: RegionFile
@@ -54,7 +54,7 @@ class RegionLayout:
 
     chunk: int
     files: Mapping[str, RegionFile]
-    checks: tuple[Check, ...]
+    checks: tuple[DigestedRange, ...]
     tensors: Mapping[str, range]
     total_bytes: int
 
@@ -71,12 +71,12 @@ class RegionLayout:
         chosen = {number for name in names for number in self.tensors[name]}
         for file in self.files.values():
             if file.tensors and file.tensors <= set(names):
-                chosen.update(file.checks)
+                chosen.update(file.range_numbers)
         return sorted(chosen)
 
     def find_covering_checks(self, file: str, offset: int, size: int) -> range:
         """Return the numbers of the checks that contain any of the bytes [offset, offset + size) of a file."""
-        numbers, end = self.files[file].checks, offset + size
+        numbers, end = self.files[file].range_numbers, offset + size
         if size == 0:
             return range(0)
         first = bisect_right(self.checks, offset, numbers.start, numbers.stop, key=_start) - 1
@@ -87,7 +87,7 @@ class RegionLayout:
         return sum(self.checks[number].end - self.checks[number].start for number in numbers)
 
 
-def _start(check: Check) -> int:
+def _start(check: DigestedRange) -> int:
     return check.start
 
 
@@ -101,7 +101,7 @@ def build_layout(document: Mapping[str, Any]) -> RegionLayout:
         plan = checkpoint.parse(document)
     except checkpoint.InvalidWeightsPlanError as error:
         raise PrefetchRefusedError(f"the weights plan is malformed: {error}") from error
-    total, checks, files, tensors = 0, list[Check](), dict[str, RegionFile](), dict[str, range]()
+    total, checks, files, tensors = 0, list[DigestedRange](), dict[str, RegionFile](), dict[str, range]()
     for file in plan.files:
         if file.chunks is None:
             raise PrefetchRefusedError(f"the weights plan has no digests for {file.name}")
@@ -113,7 +113,7 @@ def build_layout(document: Mapping[str, Any]) -> RegionLayout:
             if tensor is not None:
                 before = tensors[tensor.name] or range(len(checks), 0)
                 tensors[tensor.name] = range(before.start, len(checks) + 1)
-            checks.append(Check(placed, start, end, digest, tensor))
+            checks.append(DigestedRange(placed, start, end, digest, tensor))
         total += -(-file.size // ALIGN) * ALIGN
     if not 0 < total <= checkpoint.MAX_BYTES:
         raise PrefetchRefusedError(
@@ -151,7 +151,7 @@ class SharedRegion:
             written = os.pwrite(self._descriptor, data, offset)
             offset, data = offset + written, data[written:]
 
-    def start_allocation(self, checks: Iterable[Check]) -> None:
+    def start_allocation(self, checks: Iterable[DigestedRange]) -> None:
         """Start to allocate the pages of the byte ranges that `checks` cover, in a background thread."""
         spans = [(check.file.region_offset + check.start, check.end - check.start) for check in checks]
         threading.Thread(target=self._allocate, args=(spans,), name="allocator", daemon=True).start()

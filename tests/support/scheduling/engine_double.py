@@ -62,7 +62,7 @@ class Shape:
 
 def build(shape: Shape, cls: type[AsyncScheduler]) -> AsyncScheduler:
     machine = EngineResources(
-        slots=shape.slots,
+        max_running_requests=shape.slots,
         token_budget=shape.tokens,
         block_tokens=BLOCK,
         device_blocks=shape.blocks - 1,

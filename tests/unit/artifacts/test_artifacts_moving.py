@@ -31,7 +31,7 @@ def _signed(store: Store, scratch: Path) -> Bundle:
 
 def _same(found: Bundle, bundle: Bundle, scratch: Path) -> None:
     assert found == bundle and check(found) == [] and found.manifest == bundle.manifest
-    assert sign.TrustStore(sign.trust_dir(scratch / "state"))(found).ok
+    assert sign.TrustStore(sign.trust_dir(scratch / "state"))(found).is_trusted
 
 
 def test_extracted_archive_is_a_readable_store(store: Store, tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_second_push_uploads_nothing_and_keeps_signatures(host: str, store: Stor
     remote.push(bundle, address)
     pulled = remote.pull(Store(tmp_path / "pulled"), address)
     for state in ("one", "two"):
-        assert sign.TrustStore(sign.trust_dir(tmp_path / state))(pulled).ok
+        assert sign.TrustStore(sign.trust_dir(tmp_path / state))(pulled).is_trusted
 
 
 def test_a_damaged_blob_is_not_pushed(host: str, store: Store, tmp_path: Path) -> None:

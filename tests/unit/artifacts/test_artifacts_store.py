@@ -202,8 +202,8 @@ def test_an_envelope_that_securesystemslib_signed_is_trusted_here(store: Store, 
 
     made = publish(store, tmp_path, signer=Theirs())
     verdict = sign.TrustStore(tmp_path / "trust")(made)
-    assert verdict.ok
-    assert not sign.TrustStore(tmp_path / "empty")(made).ok
+    assert verdict.is_trusted
+    assert not sign.TrustStore(tmp_path / "empty")(made).is_trusted
 
 
 @pytest.mark.parametrize("change", ["payload", "sig", "type", "digest", "garbage"])
@@ -223,5 +223,5 @@ def test_changed_attestation_does_not_verify(change: str, tmp_path: Path) -> Non
     keys = {key.fingerprint: key.private_key.public_key()}
     asked = f"sha256:{'b' * 64}" if change in ("payload", "digest") else digest
     verdict = sign.verify_signature(json.dumps(document).encode(), asked, keys)
-    assert not verdict.ok
-    assert sign.verify_signature(key.sign(digest), digest, keys).ok
+    assert not verdict.is_trusted
+    assert sign.verify_signature(key.sign(digest), digest, keys).is_trusted

@@ -124,7 +124,7 @@ def test_weights_that_are_lost_while_the_server_starts_are_read_from_the_models_
     (step,) = [step for step in one.unused.fallbacks if step.stage == "weights"]
     assert "does not match its digest" in step.reason and "read from the model's directory" in step.reason
     assert one.mode == "fresh" and one.plan.weights_from is None
-    assert one.plan.vllm_args.value("model") == str(lookup.model.path)
+    assert one.plan.vllm_args.get_value("model") == str(lookup.model.path)
 
 
 def test_auto_names_a_template_that_died(started: Started, template: Template) -> None:

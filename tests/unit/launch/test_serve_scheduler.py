@@ -91,7 +91,9 @@ def lacking(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Return a set of features whose integration points this vLLM lacks."""
     held: set[str] = set()
     monkeypatch.setattr(
-        compat, "check", lambda feature, load=None: "It lacks a point." if feature in held else None
+        compat,
+        "find_unsupported_reason",
+        lambda feature, load=None: "It lacks a point." if feature in held else None,
     )
     return held
 

@@ -215,17 +215,17 @@ def test_preloaded_weights_have_the_digest_of_the_model(
     for digest in ("sha256:" + "1" * 64, "sha256:" + "2" * 64):
         monkeypatch.setattr(fetch.weights, "read_or_compute_digest", lambda *_, digest=digest: digest)
         found = fetch.choose_weights_source(hub, fetch.PRELOADED)
-        assert not found.arguments.gives("load_format")
+        assert not found.arguments.contains_flag("load_format")
         (one,) = found.fallbacks
         assert "no vllm preload daemon has these weights" in one.reason
-        places[digest] = Path(str(Arguments(str(one.hint).split()[2:]).value("weight_cache_socket_dir")))
+        places[digest] = Path(str(Arguments(str(one.hint).split()[2:]).get_value("weight_cache_socket_dir")))
     base, tuned = places.values()
     assert base != tuned and base.parent == paths.runtime_dir()
     tuned.mkdir()
     (tuned / "vllm_weight_cache_0.sock").touch()
     found = fetch.choose_weights_source(hub, fetch.PRELOADED)
-    assert found.fallbacks == [] and found.arguments.value("load_format") == "ipc_cache"
-    assert found.arguments.value("model_loader_extra_config") == {"socket_dir": str(tuned)}
+    assert found.fallbacks == [] and found.arguments.get_value("load_format") == "ipc_cache"
+    assert found.arguments.get_value("model_loader_extra_config") == {"socket_dir": str(tuned)}
     asleep = replace(hub, vllm_args=Arguments(("--enable-sleep-mode",)))
     (one,) = fetch.choose_weights_source(asleep, fetch.PRELOADED).fallbacks
     assert "--enable-sleep-mode" in one.reason

@@ -36,7 +36,7 @@ Published = tuple[Memory, int, shared_pages.Places]
 @pytest.fixture
 def published() -> Iterator[Published]:
     memory = Memory(CONTENT)
-    descriptor, places = shared_pages.publish([memory.region])
+    descriptor, places = shared_pages.move_to_memory_file([memory.region])
     yield memory, descriptor, places
     os.close(descriptor)
 
@@ -46,7 +46,7 @@ def test_equal_memory_is_adopted_and_other_memory_is_not(published: Published) -
     # The fingerprint does not cover the second page.
     almost = CONTENT[: 2 * PAGE - 1] + bytes([CONTENT[2 * PAGE - 1] ^ 1]) + CONTENT[2 * PAGE :]
     tried = [Memory(one) for one in (CONTENT, almost, os.urandom(5 * PAGE), CONTENT + CONTENT[:PAGE])]
-    found = [shared_pages.adopt(one.region, descriptor, places) for one in tried]
+    found = [shared_pages.map_if_equal(one.region, descriptor, places) for one in tried]
     assert found == [one.is_shared() for one in tried] == [True, False, False, False]
     assert tried[0].map[:] == CONTENT and tried[1].map[:] == almost
 
@@ -54,7 +54,7 @@ def test_equal_memory_is_adopted_and_other_memory_is_not(published: Published) -
 def test_a_write_changes_only_the_copy_of_the_writer(published: Published) -> None:
     first, descriptor, places = published
     second = Memory(CONTENT)
-    assert shared_pages.adopt(second.region, descriptor, places)
+    assert shared_pages.map_if_equal(second.region, descriptor, places)
     second.map[0:1] = bytes([CONTENT[0] ^ 1])
     assert first.map[:] == CONTENT == os.pread(descriptor, len(CONTENT), 0)
     with pytest.raises(PermissionError):
@@ -76,13 +76,13 @@ def test_a_large_allocation_has_pages_of_its_own_beside_others() -> None:
     with shared_pages.allocate_on_own_pages():
         before = shared_pages.list_anonymous()
         place = libc.malloc(ctypes.c_size_t(size))
-        added = shared_pages.subtract(shared_pages.list_anonymous(), before)
+        added = shared_pages.subtract_regions(shared_pages.list_anonymous(), before)
         neighbour = libc.malloc(ctypes.c_size_t(size))  # the kernel merges the two mappings
-        merged = shared_pages.subtract(shared_pages.list_anonymous(), before)
+        merged = shared_pages.subtract_regions(shared_pages.list_anonymous(), before)
         own, other = (Region(address - 16, size + PAGE) for address in (place, neighbour))
         assert shared_pages.find_allocation(added, size) == own
         assert shared_pages.find_allocation(merged, size) in (own, other)
-        assert shared_pages.find_allocation(shared_pages.subtract(merged, [other]), size) == own
+        assert shared_pages.find_allocation(shared_pages.subtract_regions(merged, [other]), size) == own
         assert shared_pages.find_allocation(merged, size // 2) is None
     libc.free(place)
     libc.free(neighbour)

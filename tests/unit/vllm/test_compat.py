@@ -34,7 +34,7 @@ OURS = re.compile(r"vllm\.(coldstart|general_plugins|distribution$|version$)")
 @pytest.mark.parametrize("version", ["0.30.2", "0.34.0", "unknown"])
 def test_a_version_that_was_not_checked_is_a_reason(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "find_vllm_distribution", lambda: ("vllm", version))
-    reason = compat.check("start", lambda: pytest.fail("imported"))
+    reason = compat.find_unsupported_reason("start", lambda: pytest.fail("imported"))
     assert reason == f"vLLM {version} was not tested with 'start', which needs 0.31 or later, below 0.34."
 
 
@@ -44,16 +44,17 @@ def test_a_missing_name_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def load() -> None:
         from pathlib import gone  # type: ignore[attr-defined]  # noqa: F401
 
-    reason = str(compat.check("headless", load))
+    reason = str(compat.find_unsupported_reason("headless", load))
     assert reason.startswith(
         "vLLM 0.32.0 lacks an integration point of 'headless': cannot import name 'gone'"
     )
-    assert "has no attribute" in str(compat.check("ending", lambda: SimpleNamespace().gone))
+    assert "has no attribute" in str(compat.find_unsupported_reason("ending", lambda: SimpleNamespace().gone))
 
 
 def test_a_check_imports_no_vllm() -> None:
     code = (
-        "import sys; from coldstart.vllm import compat; compat.check('start'); print('vllm' in sys.modules)"
+        "import sys; from coldstart.vllm import compat; "
+        "compat.find_unsupported_reason('start'); print('vllm' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=True)
     assert done.stdout.strip() == "False"
@@ -217,7 +218,7 @@ def test_gateway_forwards_no_route_of_development_mode(
 def test_other_vllm_is_not_changed(arguments: tuple[Namespace, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.entrypoints.launchers.api_server import entry
 
-    monkeypatch.setattr(compat, "check", lambda feature, load=None: f"no {feature}")
+    monkeypatch.setattr(compat, "find_unsupported_reason", lambda feature, load=None: f"no {feature}")
     stock = entry.build_app
     with _begun(*arguments).provide_to_vllm():
         assert entry.build_app is stock

@@ -30,7 +30,9 @@ REASON = "It lacks an integration point."
 def lacking(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Return a set of features whose integration points this vLLM lacks."""
     held: set[str] = set()
-    monkeypatch.setattr(compat, "check", lambda feature, load=None: REASON if feature in held else None)
+    monkeypatch.setattr(
+        compat, "find_unsupported_reason", lambda feature, load=None: REASON if feature in held else None
+    )
     return held
 
 

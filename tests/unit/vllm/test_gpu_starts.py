@@ -152,8 +152,8 @@ def test_vllm_reads_our_arguments_of_a_preloaded_engine() -> None:
 
     given = Arguments(gpu_starts.build_preload_arguments(Path("/d")))
     config = LoadConfig(
-        load_format=given.value("load_format"),
-        model_loader_extra_config=given.value("model_loader_extra_config"),
+        load_format=given.get_value("load_format"),
+        model_loader_extra_config=given.get_value("model_loader_extra_config"),
     )
     loader = get_model_loader(config)
     assert isinstance(loader, IpcModelLoader)

@@ -49,10 +49,10 @@ async def _start(stage: FleetStage, tpot_s: float) -> tuple[int, int]:
     (group,) = stage.control.core.groups.values()
     await wait_until(lambda: len(list(stage.rig.servers())) == len(group.workers))
     launched = [server.launch.args for server in stage.rig.servers()]
-    sizes = {args.number("pipeline_parallel_size", 1) for args in launched}
+    sizes = {args.get_integer("pipeline_parallel_size", 1) for args in launched}
     assert sizes == {len(group.workers)} == {len(launched)}
     # A rank has the KV of its layers only.
-    assert {args.number("kv_cache_memory_bytes", 0) for args in launched} == {1000 // len(launched)}
+    assert {args.get_integer("kv_cache_memory_bytes", 0) for args in launched} == {1000 // len(launched)}
     return len(group.workers), sum(worker.full for worker in group.workers)
 
 

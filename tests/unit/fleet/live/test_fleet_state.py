@@ -81,7 +81,7 @@ class Found:
     )
 
     def refresh(self) -> Found:
-        return replace(self, bundle=self.bundles.get(self.vllm_args.number("pipeline_parallel_size", 1)))
+        return replace(self, bundle=self.bundles.get(self.vllm_args.get_integer("pipeline_parallel_size", 1)))
 
     def format_materialize_command(self) -> str:
         return shlex.join(["coldstart", "materialize", "m", "--", *self.vllm_args])

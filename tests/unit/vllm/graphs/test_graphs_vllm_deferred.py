@@ -194,7 +194,9 @@ def test_task_hooks_the_runner_and_the_worker(monkeypatch: pytest.MonkeyPatch) -
         plugin.compat.build_worker_report()["fallbacks"] == []
         and getattr(worker(), CAPTURE_NEXT)(True)["left"] == 0
     )
-    monkeypatch.setattr(plugin.compat, "check", lambda feature, load=None: f"{feature} is gone.")
+    monkeypatch.setattr(
+        plugin.compat, "find_unsupported_reason", lambda feature, load=None: f"{feature} is gone."
+    )
     plugin.register(EngineTask(deferred=True))
     (fallback,) = plugin.compat.build_worker_report()["fallbacks"]
     assert fallback["section"] == "graphs" and "deferred-capture is gone." in fallback["reason"]

@@ -62,7 +62,9 @@ def test_a_vllm_of_another_shape_is_left_alone(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, hooks.MODULE, renamed)
     with pytest.raises(GraphRefusedError, match=r"this vLLM has no CudaGraphManager.capture"):
         hooks.replace_capture(object(), lambda *_: None).__enter__()
-    monkeypatch.setattr(hooks.compat, "check", lambda feature, load=None: f"{feature} differ.")
+    monkeypatch.setattr(
+        hooks.compat, "find_unsupported_reason", lambda feature, load=None: f"{feature} differ."
+    )
     with pytest.raises(GraphRefusedError, match=r"graphs differ\."):
         check_runner(object())
     assert not hasattr(renamed.CudaGraphManager, "capture")
@@ -73,7 +75,7 @@ def test_hook_that_misses_a_name_is_reported_alone(monkeypatch: pytest.MonkeyPat
     worker = SimpleNamespace(Worker=type("Worker", (), {}))
     for name, module in {**modules, plugin.WORKER: worker}.items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(plugin.compat, "check", lambda feature, load=None: None)
+    monkeypatch.setattr(plugin.compat, "find_unsupported_reason", lambda feature, load=None: None)
     plugin.register(EngineTask(compiled=tmp_path, kv_plan=[{}], restore=tmp_path))
     reasons = reported()
     assert "_try_load_aot_compiled_fn" in reasons["compile"]
@@ -92,7 +94,9 @@ def test_hook_that_misses_a_name_is_reported_alone(monkeypatch: pytest.MonkeyPat
 def test_nothing_is_patched_without_a_request_or_support(
     monkeypatch: pytest.MonkeyPatch, task: EngineTask, reasons: dict[str, str]
 ) -> None:
-    monkeypatch.setattr(plugin.compat, "check", lambda feature, load=None: f"{feature} is gone.")
+    monkeypatch.setattr(
+        plugin.compat, "find_unsupported_reason", lambda feature, load=None: f"{feature} is gone."
+    )
     monkeypatch.setattr(plugin.late, "run_when_imported", lambda *_: pytest.fail("hooked"))
     plugin.register(task)
     assert reported() == reasons
