@@ -150,7 +150,8 @@ class Store:
     ) -> PruneReport:
         """Remove versions except the best `keep` of each key (None: keep all), bundles in `drop`, and unreferenced files.
 
-        Return a report of what was removed. Bundles that `trust` accepts rank above all others. Raises ReadOnlyStoreError.
+        Return a report of what is removed or, with `dry_run`, would be removed. Bundles that `trust` accepts rank above all
+        others. Raises ReadOnlyStoreError.
         """
         from coldstart.artifacts import prune
 

@@ -267,7 +267,10 @@ def _build_scheme(
 
 
 def _compute_mean_hop_s(places: Sequence[Place], hops: Hops, assumed_s: float) -> float:
-    """Return t_n of a pipeline: the mean over its hops, the last of which returns the token to the first rank."""
+    """Return t_n of a pipeline: the mean of its hops, including that from the last rank to the first one.
+
+    A hop that is not in `hops` is assumed to take `assumed_s` seconds.
+    """
     servers = [place.server for place in places]
     pairs = (sorted(pair) for pair in zip(servers, servers[1:] + servers[:1], strict=True))
     return sum(hops.get(a, {}).get(b, assumed_s) for a, b in pairs) / len(servers)

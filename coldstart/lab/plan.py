@@ -167,7 +167,7 @@ def generate_gamma_gaps(rate: float, cv: float, random: Random) -> Iterator[floa
 def replace_arrivals(
     rows: Iterable[TraceRequest], rate: float, cv: float, seed: int
 ) -> Iterator[TraceRequest]:
-    """Yield the requests with new arrival times from a gamma process with `rate` arrivals per second."""
+    """Yield the requests with new arrival times: `rate` per second, with gamma-distributed gaps of variation `cv`."""
     times = accumulate(generate_gamma_gaps(rate, cv, Random(seed)))
     return (replace(row, arrival_s=time) for row, time in zip(rows, times, strict=False))
 

@@ -144,7 +144,7 @@ def start_template(
 def _describe(
     process: subprocess.Popen[bytes], started: RunningTemplate, plan: LaunchPlan
 ) -> RunningTemplate:
-    """Write the files by which `list_templates` finds the template. Return its description, or kill it if an error occurs."""
+    """Write the files by which `list_templates` finds the template, and return its description. If that fails, kill it."""
     read = template_environment.select_relevant(template_environment.build_environment(os.environ, plan))
     template = replace(
         started, python=sys.executable, environment=read, birth=processes.read_identity(process.pid)

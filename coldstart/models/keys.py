@@ -89,7 +89,7 @@ def read_hardware_fields(*, on_cpu: bool) -> dict[str, Scalar]:
     The key of a CPU engine contains the number of usable CPUs: Inductor uses it to choose the depth of parallel loops
     (decide_parallel_depth, even with vLLM's dynamic_threads), and step latency depends on it. Artifacts of a GPU engine
     depend only on the CPU architecture and the driver branch, because one fleet can have several minor releases of a
-    driver. CUDA graphs need the exact driver version, and check it themselves.
+    driver. CUDA graphs need the exact driver version, which is checked when they are restored.
     """
     cpu = hardware.read_cpu_fields()
     return cpu if on_cpu else {"cpu.machine": cpu["cpu.machine"], **hardware.read_gpu_fields()}

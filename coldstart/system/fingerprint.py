@@ -86,7 +86,7 @@ def _hash_files(files: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def find_mismatch(directory: Path, subject: str) -> str | None:
-    """Return why the template or snapshot in `directory`, which the message calls `subject`, is unusable here, or None."""
+    """Return why the template or snapshot in `directory` does not fit this machine, or None. The text names it `subject`."""
     try:
         recorded = msgspec.json.decode(read_regular(directory / ABOUT), type=Fingerprint)
     except (OSError, ValueError, msgspec.MsgspecError):

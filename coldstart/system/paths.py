@@ -160,7 +160,7 @@ def temporary_dir(socket_path_bytes: int = 0) -> Path:
 
 
 def describe_other_runtime_dir() -> str | None:
-    """If sockets are not below XDG_RUNTIME_DIR, return a message with the reason and their directory, otherwise None."""
+    """Return a message with the reason why XDG_RUNTIME_DIR is not used for sockets, or None if it is used or unset."""
     for wanted in _list_xdg():
         with suppress(UsageError):  # if a socket is needed, the error gives the reasons
             if (place := runtime_dir()).parent != wanted.parent:

@@ -179,7 +179,7 @@ class FleetControl(RequestRouter[FleetTicket]):
     # Servers
 
     def add_server(self, spec: ServerSpec, node: Node) -> None:
-        """Add a server that runs no workers."""
+        """Add the server `spec`, which runs no workers and is called through `node`."""
         self.unusable.pop(spec.name, None)
         self.log.write("server joined", server=spec.name)
         self.workers.nodes[spec.name] = node

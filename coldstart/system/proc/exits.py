@@ -63,7 +63,7 @@ _END_LINES, _CAUSES = 15, 5
 
 
 def find_last_error(log: Path) -> str | None:
-    """Return the last error in a log as one line, or None. Lines that merely mention an error are skipped."""
+    """Return the last error in a log as one line, or None if there is none. Lines that merely mention an error do not count."""
     for line in reversed(log.read_text(errors="replace").splitlines()):
         if _MENTION.search(line):
             continue

@@ -26,7 +26,7 @@ class Region(NamedTuple):
 
 
 def find_complete_pages(address: int, size: int) -> Region:
-    """Return the pages that lie completely within a range. The result is empty if the range contains no complete page."""
+    """Return the complete pages within the `size` bytes at `address`. The region is empty if there are none."""
     start = -(-address // PAGE) * PAGE
     return Region(start, max(0, (address + size) // PAGE * PAGE - start))
 
@@ -65,6 +65,6 @@ def unmap_memory(address: int, size: int) -> None:
 
 
 def free_pages(address: int, size: int) -> None:
-    """Free the pages at `address`, whether the memory is shared or private."""
+    """Free the pages of the `size` bytes at `address`, whether the memory is shared or private."""
     if _LIBC.madvise(address, size, _REMOVE):
         _LIBC.madvise(address, size, mmap.MADV_DONTNEED)

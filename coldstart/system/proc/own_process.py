@@ -26,7 +26,7 @@ def get_buffer_address(view: memoryview) -> int:
 
 
 def populate_pages(address: int, size: int) -> None:
-    """Map all pages of a mapped range with one call, reading missing pages from disk. The GIL is released during the call."""
+    """Make all pages of the `size` mapped bytes at `address` present with one call, during which the GIL is released."""
     start = address // _PAGE * _PAGE
     _libc.madvise(start, address + size - start, MADV_POPULATE_READ)
 
