@@ -67,7 +67,7 @@ def may_receive_credentials(realm: Origin, registry: Origin, allowed: Collection
 
 
 def redact_url(url: str) -> str:
-    """Return `url` without user, password, fragment and query. The query of a presigned URL grants access."""
+    """Return `url` without user, password, fragment and query, because the query of a presigned URL grants access."""
     scheme, mark, rest = url.partition("://")
     if not mark:
         return url

@@ -140,7 +140,7 @@ class GroupLifecycle:
     def move_drained_streams(self, model: Deployment, now: float) -> Iterator[MoveStream]:
         """Migrate the streams of drained groups to the single workers that can accept them now.
 
-        A pipeline is no target, because it migrates its own streams when it is replaced.
+        A pipeline is never a target, because it migrates its own streams when it is replaced.
         """
         streams = [(one, source) for source in model.groups.values() for one in source.streams_to_move]
         targets = (group for group in model.find_open_groups(now) if len(group.workers) == 1)

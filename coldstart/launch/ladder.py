@@ -60,7 +60,7 @@ def _find_obstacle(mode: StartMode, one: ServerStart) -> Reason | None:
 
 
 def _choose_reason(mode: StartMode, one: ServerStart, why: Reason) -> Reason:
-    """Return `why` a mode is skipped or, if the user requested the mode and CRIU cannot run, the reason for the latter.
+    """Return the reason to report for a skipped mode: `why`, or that CRIU cannot run if the user requested the mode.
 
     With `auto`, CRIU is not probed, because the probe would delay every start.
     """

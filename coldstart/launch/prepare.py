@@ -182,9 +182,9 @@ class _Preparation:
             self.task = replace(self.task, restore=place)
 
     def write_modelinfo(self, env: Mapping[str, str]) -> dict[str, Any]:
-        """Write the model class descriptions to vLLM's cache, so that vLLM starts no process to inspect the class.
+        """Write the model class descriptions to vLLM's cache, so that vLLM starts no process to inspect the model class.
 
-        Return the section, or an empty dict if it cannot be used.
+        Return the `modelinfo` section, or an empty dict if the section cannot be used.
         """
         info = self.read_section("modelinfo")
         if info and not self.trust(self.bundle).is_trusted:

@@ -43,7 +43,7 @@ def fingerprint(region: Region) -> str:
 def allocate_on_own_pages() -> Iterator[None]:
     """Make glibc place each allocation of at least SEPARATE bytes on its own pages, unless it fits into a hole of the heap.
 
-    At the end of the block, the thresholds are set to those that glibc itself reaches when large allocations are freed.
+    At the end of the block, glibc's thresholds are set to those that it reaches by itself when large allocations are freed.
     """
     change = getattr(_libc, "mallopt", lambda *_: 0)
     change(_M_MMAP_THRESHOLD, SEPARATE)

@@ -174,7 +174,7 @@ def _remap(space: Any, filed: list[_Run], offsets: Mapping[int, int], file: int)
 
 
 def _build_file_entry(opened: list[Any], mapped: Path, size: int) -> Any:
-    """Build the `files` entry of a file that is open for reading, with the same owner as another regular file."""
+    """Build the `files` entry of the file `mapped`, open for reading, with the owner of a regular file in `opened`."""
     regular = next((one.reg for one in opened if one.HasField("reg")), None)
     if regular is None:
         raise UnknownImageError("the process has no regular file open")
