@@ -267,10 +267,7 @@ def _build_scheme(
 
 
 def _compute_mean_hop_s(places: Sequence[Place], hops: Hops, assumed_s: float) -> float:
-    """Return t_n of a pipeline: the mean of its hops, including that from the last rank to the first one.
-
-    A hop that is not in `hops` is assumed to take `assumed_s` seconds.
-    """
+    """Return t_n of a pipeline: the mean of its hops, also that back to rank 0. A hop not in `hops` takes `assumed_s`."""
     servers = [place.server for place in places]
     pairs = (sorted(pair) for pair in zip(servers, servers[1:] + servers[:1], strict=True))
     return sum(hops.get(a, {}).get(b, assumed_s) for a, b in pairs) / len(servers)

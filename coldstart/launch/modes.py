@@ -68,10 +68,7 @@ class StartMode:
         return here if here is not None or start is None else self.find_missing_requirement(start)
 
     def find_missing_requirement(self, start: ServerStart) -> Reason | None:
-        """Return the reason why this start cannot use the mode, such as a missing template, or None if it can.
-
-        Raises LaunchRefusedError if the check failed.
-        """
+        """Return why this start cannot use the mode, such as a missing template, or None. Raises LaunchRefusedError."""
         return None
 
     def launch(self, start: ServerStart) -> ReadyServer:

@@ -99,10 +99,7 @@ class BundleLookup:
         return replace(self, bundle=bundle, nearest=None, mismatches=(), untrusted=None, notes=notes)
 
     def accept_nearest_without_weights(self) -> BundleLookup:
-        """Return a lookup that uses the nearest bundle if the model has no weights and only the weight layout differs.
-
-        Otherwise, return this lookup unchanged.
-        """
+        """Return a lookup with the nearest bundle if the model has no weights and only the weight layout differs, else self."""
         if self.bundle is not None or self.nearest is None or self._differing != {"model.weights"}:
             return self
         if any(one.wanted is not None for one in self.mismatches):

@@ -60,10 +60,7 @@ def look_up_for_start(
 
 
 def _take_version(lookup: BundleLookup, bundle: Bundle, *, records_arguments: bool) -> BundleLookup:
-    """Return the lookup with this bundle version as its only candidate: used, untrusted or, with another key, nearest.
-
-    If `records_arguments` is set, the vLLM arguments of the lookup come from the bundle.
-    """
+    """Return the lookup restricted to this bundle version, whose arguments it has if `records_arguments` is set."""
     lookup = replace(lookup, bundle=None, nearest=None, mismatches=(), untrusted=None, notes=())
     if lookup.key != bundle.key:
         return replace(lookup, nearest=bundle, mismatches=tuple(compare_keys(lookup.key, bundle.key)))
