@@ -30,7 +30,7 @@ REFERENCE = VLLM_WARM
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """Options of a benchmark. The benchmark fails if a mode requested by name cannot run.
+    """Options of a benchmark, which fails if a mode that is requested by name cannot run.
 
     Raises UsageError if a value is out of range or a mode is unknown.
     """

@@ -114,7 +114,7 @@ class Memory:
         return region, np.where(region != NONE, addresses - base, 0).astype(np.int64)
 
     def pair_contents(self) -> dict[int, int]:
-        """Return a map from the second to the first process's address of each memory block that outlives the capture."""
+        """Return, for each memory block that outlives the capture, its address in the first process by that in the second."""
         (mine, _), (theirs, _) = self._libraries
         libraries = {theirs[y].base: mine[x].base for x, y in self.pairs.items()}
         return {b: a for a, b, _ in find_common_memory(self._a, self._b, live_only=True).tolist()} | libraries
@@ -241,7 +241,7 @@ class Classifier:
 
 
 def choose(place: Array, proven: Array) -> Array:
-    """Return the indices of non-overlapping pointer words. Prefer 8-byte, then 4-byte alignment, as compilers do."""
+    """Return the indices in `place` of non-overlapping `proven` words. As in compilers, 8-byte, then 4-byte alignment wins."""
     candidates, chosen, taken = np.flatnonzero(proven), list[int](), set[int]()
     at = place[candidates]
     for i in candidates[np.lexsort((at % 4 != 0, at % 8 != 0))].tolist():

@@ -290,7 +290,7 @@ def _decode_maps(driver: CudaDriver, graph: Graph, kernels: Sequence[Kernel]) ->
 
 
 def compute_bit_masks(driver: CudaDriver, descriptor: bytes) -> list[int]:
-    """Return, for each address bit 0 to 47, a mask of the descriptor bits that it changes (bits 0 to 3: 0, by alignment).
+    """Return, for each address bit 0 to 47, a mask of the descriptor bits that it changes (0 for the aligned bits 0 to 3).
 
     No probed address is 0, because a driver may reject 0.
     """

@@ -286,7 +286,7 @@ def _find_windows(graph: Graph, kernels: Sequence[Kernel], width: int, stride: i
 
 
 def values(payload: Array, at: Array) -> Array:
-    """Return the 8-byte little-endian words at these offsets, which need not be aligned."""
+    """Return the 8-byte little-endian words of `payload` at the offsets `at`, which need not be aligned."""
     gathered = np.ascontiguousarray(payload[at[:, None] + np.arange(8)])
     return gathered.view("<u8").reshape(-1)
 

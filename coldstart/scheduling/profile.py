@@ -24,7 +24,7 @@ grouped-query attention (groups of four). An iteration reads both at the same ba
 
 
 class ProfileError(ValueError):
-    """The iteration profile is invalid. The message names the invalid part."""
+    """Error for an invalid iteration profile. The message names the invalid part."""
 
 
 class _Section(msgspec.Struct):

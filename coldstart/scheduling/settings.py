@@ -283,7 +283,7 @@ def find_enabled_hooks(additional_config: object) -> tuple[bool, bool]:
 
 
 def list_command_options(*, with_live_only: bool = True) -> Iterator[tuple[str, Setting]]:
-    """Yield the fields that have a command-line option. Without `with_live_only`, yield only those for simulated servers."""
+    """Yield the fields that have a command-line option; without `with_live_only`, only those that simulated servers use."""
     return (
         (name, one)
         for name, one in list_settings(SchedulerSettings)

@@ -92,7 +92,7 @@ class ShadowPredictor:
         self._requests.append(request)
 
     def predict(self) -> Prediction | None:
-        """Predict how the order that the server does not use would have served the recent requests.
+        """Predict the gain if the server had used the other order (arrival or deadline) for the recent requests.
 
         Return None if there are fewer than MIN_REQUESTS.
         """

@@ -194,7 +194,7 @@ def _compare_prompt(
 
 
 def _find_latest_divergence(answer: Response, expected: set[Response]) -> Divergence | None:
-    """Return where a response differs from the expected one with the longest common prefix, or None if it equals one."""
+    """Return the divergence from the `expected` response with the longest common prefix, or None if one is equal."""
     divergences = [find_divergence(answer, other) for other in expected]
     return None if None in divergences else max(one for one in divergences if one is not None)
 

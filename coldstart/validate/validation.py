@@ -163,7 +163,7 @@ def explain_not_served(
 ) -> list[Finding]:
     """Return a finding if a server with this model and these arguments would not use `bundle`, or none if it would.
 
-    The hint repeats the user's command, which consists of `target`, `level` and `source`.
+    The hint is built from the user's arguments `target`, `level` and `source`.
     """
     if lookup.bundle is not None and lookup.bundle.digest == bundle.digest:
         return []

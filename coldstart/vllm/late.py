@@ -44,7 +44,7 @@ class _Finder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec from the other finders, changed so that the function runs after the import."""
+        """Return the spec from the other finders, changed so that `work` runs after the import."""
         if fullname != self._name:
             return None
         sys.meta_path.remove(self)

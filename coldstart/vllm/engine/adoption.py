@@ -67,7 +67,7 @@ def describe_worker(args: Namespace, plan: LaunchPlan) -> dict[str, str]:
 
 
 def find_difference(built: Mapping[str, str], required: Mapping[str, str]) -> str | None:
-    """Return a message with the first argument that differs and both values, or None if the worker can be adopted."""
+    """Return a message with the first engine argument that differs and both values, or None if there is no difference."""
     for name in sorted({*built, *required}):
         had, requested = built.get(name, "none"), required.get(name, "none")
         if had != requested and not (name in MAXIMUM_ARGUMENTS and _is_larger(had, requested)):

@@ -21,19 +21,19 @@ _OWN = {name: getattr(gc, name) for name in ("collect", "freeze", "unfreeze")}
 
 
 def postpone_in_children() -> None:
-    """Postpone collections in engines that this process forks while its own garbage collector is disabled."""
+    """Postpone garbage collections in engines that this process forks while its own garbage collector is disabled."""
     os.register_at_fork(after_in_child=_postpone_if_starting if _hook_core() else gc.enable)
 
 
 def postpone_in_process() -> None:
-    """Postpone collections for an engine that will start in this process."""
+    """Postpone garbage collections for an engine that will start in this process."""
     if _hook_core():
         gc.freeze()
         postpone_collections()
 
 
 def postpone_collections() -> None:
-    """Disable all collections in this process, including explicit ones, until `resume_collections`."""
+    """Disable all garbage collections in this process, including explicit ones, until `resume_collections`."""
     gc.disable()
     for name in _OWN:
         setattr(gc, name, _skip)
@@ -46,7 +46,7 @@ def _postpone_if_starting() -> None:
 
 
 def resume_collections() -> None:
-    """If collections are postponed, collect once, freeze the surviving objects, and enable the garbage collector."""
+    """If garbage collections are postponed, collect once, freeze the surviving objects, and enable the garbage collector."""
     if _is_postponed():
         _restore()
         gc.collect()

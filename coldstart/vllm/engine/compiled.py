@@ -118,7 +118,7 @@ def pickle_functions_by_code() -> Iterator[None]:
 
 
 def _is_found(function: Any) -> bool:
-    """Return whether pickle finds the same function by its module and name."""
+    """Return whether pickle can find `function` by its module and name."""
     try:
         held = operator.attrgetter(function.__qualname__)(sys.modules[function.__module__])
     except (AttributeError, KeyError):

@@ -88,7 +88,7 @@ class OfflineEngine:
 
 
 def disable_async_scheduling(vllm_args: Arguments) -> Arguments:
-    """Return the arguments that make each step on a GPU wait for its iteration instead of returning after the kernel launch."""
+    """Return `vllm_args` without async scheduling on a GPU, so that each step waits until its iteration is complete."""
     return vllm_args if runtime.targets_cpu() else vllm_args.append("--no-async-scheduling")
 
 

@@ -31,7 +31,7 @@ class ParkedEngine:
 
     @classmethod
     async def create(cls, engine: Any) -> ParkedEngine:
-        """Park a sleeping engine for the first time. Raises ParkingError if the engine is unusable afterwards."""
+        """Park the sleeping `engine`, and return its ParkedEngine. Raises ParkingError if the engine becomes unusable."""
         reports = await engine.collective_rpc(WORKER_REPORT)
         parked = cls(engine, Parking([report["pid"] for report in reports]))
         if not await parked.park():

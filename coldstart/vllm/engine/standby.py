@@ -256,7 +256,7 @@ def _tell(connection: Channel, message: dict[str, Any]) -> None:
 
 @contextmanager
 def _use_client_environment(request: dict[str, Any], descriptors: list[int]) -> Iterator[None]:
-    """Use the client's standard streams, directory and environment while this block runs. Then drop its secrets."""
+    """Use the client's standard streams, directory and environment in this block, and restore this process's own after it."""
     held, own, where = [os.dup(n) for n in range(3)], dict(os.environ), Path.cwd()
     try:
         os.environ.clear()

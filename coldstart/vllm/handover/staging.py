@@ -154,5 +154,5 @@ def _translate_errors() -> Iterator[None]:
 
 
 def _is_readable(connection: socket.socket) -> bool:
-    """Wait a moment for data or a disconnect."""
+    """Wait up to POLL_S seconds, and return whether data or a disconnect has arrived."""
     return bool(select.select([connection], [], [], POLL_S)[0])

@@ -67,7 +67,7 @@ class ReceivedRankWeights:
     """Weights of the full worker, which shares the weights of the rank at the socket `path`.
 
     Raises:
-        PeerError, OSError: No rank offers its weights there.
+        PeerError, OSError: No rank offers weights at the socket.
     """
 
     def __init__(self, path: Path) -> None:
@@ -128,10 +128,10 @@ def get_loading_worker() -> ReceivedRankWeights | None:
 
 @contextmanager
 def share_weights(runner: Any, *, is_rank: bool) -> Iterator[None]:
-    """Share the weights that `runner` loads while this block runs, at the socket named by WEIGHTS_SOCKET.
+    """Share the weights that `runner` loads in this block: a rank offers them at WEIGHTS_SOCKET, the full worker maps them.
 
     Raises:
-        PeerError, OSError: No rank offers its weights there, and no weights were loaded.
+        PeerError, OSError: No rank offers weights at the socket, or the rank cannot listen on it. No weights are loaded then.
     """
     path = Path(environment.WEIGHTS_SOCKET.read())
     sharer = OfferedRankWeights(path) if is_rank else ReceivedRankWeights(path)

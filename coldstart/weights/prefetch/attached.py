@@ -116,7 +116,7 @@ class WeightsLease(AbstractContextManager["WeightsLease"]):
         return self._receive()
 
     def _receive(self) -> dict[str, Any]:
-        """Return the next response, after recording the states of checks in it. Raises the error that ends the connection."""
+        """Receive a response, record the states of checks in it, and return it. Raises the error that ends the connection."""
         answer = next(self._channel.iterate_replies(), None)
         if answer is None:
             raise PrefetchLostError(

@@ -181,7 +181,7 @@ class Fetcher:
         return not any(waits) and (bool(waits) or pace.served)
 
     def document(self) -> dict[str, Any]:
-        """Return the source, byte counts, errors, and the times of the first and last byte (in seconds, CLOCK_MONOTONIC)."""
+        """Return the source, byte counts, errors, and times of the first and last byte (CLOCK_MONOTONIC, in s) as JSON data."""
         seconds, wanted = (self._ended or 0.0) - (self._began or 0.0), self.board.wanted_bytes
         return {
             "source": redact_address(self.address),
@@ -322,7 +322,7 @@ class Fetcher:
         self.board.set_state(numbers, CheckState.FAILED, reason)
 
     def _expect_answer(self) -> None:
-        """Forget an outage of the source, because it works again or has new credentials."""
+        """Reset the retry time of the source, because the source works again or has new credentials."""
         self._down_since: float | None = None
         self._retry_at, self._delay_s = 0.0, _FIRST_DELAY_S
 

@@ -83,7 +83,7 @@ class RegionLayout:
         return range(first, bisect_left(self.checks, end, numbers.start, numbers.stop, key=_start))
 
     def count_bytes(self, numbers: Iterable[int]) -> int:
-        """Return the total size of these checks in bytes."""
+        """Return the total size of the checks `numbers` in bytes."""
         return sum(self.checks[number].end - self.checks[number].start for number in numbers)
 
 

@@ -40,7 +40,7 @@ class FetchSchedule:
         self.wanted_bytes = self.ready_bytes = 0
 
     def request_checks(self, numbers: Iterable[int]) -> None:
-        """Schedule the checks `numbers` that were not requested before, and the failed checks among them again."""
+        """Schedule those of the checks `numbers` that were never requested or that failed."""
         for number in numbers:
             if self.states[number] == CheckState.UNWANTED:
                 self.wanted_bytes += self.layout.count_bytes([number])
@@ -49,11 +49,11 @@ class FetchSchedule:
                 self.reasons.pop(number, None)
 
     def list_unrequested(self, numbers: Iterable[int]) -> list[int]:
-        """Return the checks in `numbers` that no lease has requested so far."""
+        """Return those of the check numbers `numbers` that no lease has requested so far."""
         return [number for number in numbers if self.states[number] == CheckState.UNWANTED]
 
     def set_state(self, numbers: Iterable[int], state: CheckState, reason: str = "") -> None:
-        """Set the state of checks. `reason` explains a failure."""
+        """Set the state of the checks `numbers`. `reason` is stored if `state` is FAILED."""
         for number in numbers:
             self.states[number] = state
             self.ready_bytes += self.layout.count_bytes([number]) if state == CheckState.READY else 0
@@ -62,11 +62,11 @@ class FetchSchedule:
                 self.reasons[number] = reason
 
     def list_ready(self, numbers: Iterable[int] | None = None) -> list[int]:
-        """Return the checks in `numbers` (None: all checks) whose bytes are verified and readable."""
+        """Return those of the check numbers `numbers` (None: of all checks) whose bytes are verified and readable."""
         return self._list(numbers, CheckState.READY)
 
     def list_idle(self, numbers: Iterable[int] | None = None) -> list[int]:
-        """Return the checks in `numbers` (None: all checks) that are waiting to be fetched."""
+        """Return those of the check numbers `numbers` (None: of all checks) that are waiting to be fetched."""
         return self._list(numbers, CheckState.IDLE)
 
     def _list(self, numbers: Iterable[int] | None, state: CheckState) -> list[int]:
@@ -80,7 +80,7 @@ class FetchSchedule:
         return lease.done < len(lease.wanted)
 
     def pick_run(self, leases: Iterable[Lease], available: Callable[[Lease], bool]) -> range | None:
-        """Return the next checks to fetch, which are consecutive in one file, or None if there are none.
+        """Return the numbers of the next checks to fetch, consecutive in one file, or None if there are none.
 
         Args:
             leases: All leases, in order of arrival.
@@ -93,7 +93,7 @@ class FetchSchedule:
         return None
 
     def _find_run(self, lease: Lease) -> range:
-        """Return the first consecutive idle checks of a lease, of at most one chunk, or an empty range if it has none."""
+        """Return the numbers of the first consecutive idle checks of a lease, up to one chunk, or an empty range."""
         checks, run = self.layout.checks, range(0)
         for at in range(lease.done, len(lease.wanted)):
             number = lease.wanted[at]
