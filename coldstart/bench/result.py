@@ -27,7 +27,7 @@ Document = dict[str, Any]
 def build_document(
     measured: BenchRuns, *, model: str, vllm_args: Sequence[str], command_line: Sequence[str]
 ) -> Document:
-    """Return the document of all runs so far. `list_failures` is empty if and only if the benchmark passed."""
+    """Return the document of all runs so far. Its `failures` are empty if and only if the benchmark passed."""
     floors = summarize_shortest_start(measured)
     return {
         "schema_version": SCHEMA_VERSION,

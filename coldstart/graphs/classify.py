@@ -241,7 +241,7 @@ class Classifier:
 
 
 def choose(place: Array, proven: Array) -> Array:
-    """Return the indices in `place` of non-overlapping `proven` words. As in compilers, 8-byte, then 4-byte alignment wins."""
+    """Choose non-overlapping `proven` words, and return their indices in `place`. Prefer 8-byte, then 4-byte alignment."""
     candidates, chosen, taken = np.flatnonzero(proven), list[int](), set[int]()
     at = place[candidates]
     for i in candidates[np.lexsort((at % 4 != 0, at % 8 != 0))].tolist():

@@ -313,7 +313,7 @@ def main(argv: list[str]) -> None:
 
     READY_FD receives one byte when the template listens. At a sleep level, this process forks no servers and wakes its
     own engine instead. With `alone`, a forked child continues without the threads of the build. The process exits when
-    the process that started it exits; with `outlives`, only before the template listens.
+    its parent exits; with `outlives`, this applies only until the template listens.
     """
     if SUPERVISOR_PID in os.environ:
         die_with_supervisor()

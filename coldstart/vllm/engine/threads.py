@@ -15,8 +15,8 @@ set_num_threads = torch.set_num_threads
 def use_serving_threads(config: VllmConfig, rank: int | None = None) -> None:
     """Set torch's number of OpenMP threads to the number that vLLM's own worker uses on this machine.
 
-    A worker process with the local rank `rank` is also bound to the CPUs of that rank, unless it is bound to some of them
-    already, as a worker is that vLLM spawned with these settings.
+    If `rank` is given, also bind this worker process to the CPUs of that local rank, unless vLLM has already bound it to
+    some of them when it spawned the process.
     """
     manager = OMPProcessManager(config)
     if manager.skip_setup:

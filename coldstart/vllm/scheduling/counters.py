@@ -23,7 +23,7 @@ class SchedulerTotals:
 
     `blocks_evicted` counts the GPU blocks freed by evictions, which need no copy because full blocks are already stored.
     `blocked_on_loads_seconds` is the total time that requests within the batch wait for KV on the host, and
-    `loading_seconds` is the transfer time within it.
+    `loading_seconds` is the part of this time in which their KV is being loaded.
     """
 
     evictions: int = 0

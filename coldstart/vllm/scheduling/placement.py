@@ -180,7 +180,7 @@ class Placement:
         return list(islice(filter(self.view.is_ready, order), self.view.batch))
 
     def _skips_unready(self, picked: list[Request]) -> bool:
-        """Return whether a request was skipped because it was not ready, since no event announces when it becomes ready."""
+        """Return whether `picked` omits a request that is not ready. No event announces when such a request becomes ready."""
         if len(picked) < min(self.view.batch, len(self.jobs)):
             return True
         return not all(

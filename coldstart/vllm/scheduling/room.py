@@ -88,7 +88,7 @@ class KvAllocator:
         return sorted((request for request in self.list_evictable() if request not in kept), key=enst)
 
     def choose_victims(self, order: list[Request], short: int, slots: int) -> list[Request]:
-        """Return the fewest requests, from the start of `order`, whose eviction frees enough, or none if all free too little.
+        """Return the fewest requests, from the start of `order`, whose eviction frees enough, or none if no number is enough.
 
         Args:
             order: Requests in order of eviction.
@@ -153,7 +153,7 @@ class KvAllocator:
         return self._allocate_in_order([leader, *others][: self.view.batch], enst)
 
     def _list_retry(self, picked: list[Request], waited: set[Request]) -> Iterator[Request]:
-        """Yield the requests for the second attempt, except those that the first evicted and new ones that rank below those."""
+        """Yield the requests in `picked` that run, and those in `waited` that rank above the first evicted request."""
         left = False
         for request in picked:
             runs = request.status is RUNNING

@@ -156,7 +156,7 @@ class EngineView:
         return len(blocks[0]) if self.groups == 1 else sum(map(len, blocks))
 
     def iterate_freed_blocks(self, order: Sequence[Request]) -> Iterator[int]:
-        """Yield the number of blocks that evicting each request of `order` frees. The last holder frees a shared block."""
+        """Yield, for each request in `order`, how many blocks its eviction frees. A shared block counts for its last holder."""
         holders: dict[int, int] = {}
         for request in order:
             freed = 0

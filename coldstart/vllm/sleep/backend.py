@@ -160,7 +160,7 @@ class ColdstartBackend(CuMemBackend):
         self._arena = arena
 
     def _restore(self, device: Device) -> str | None:
-        """Copy the weights from the arena. Return the reason if they are not those from before the sleep, else None."""
+        """Copy the weights from the arena. Return the reason if they differ from those before the sleep, else None."""
         if self._arena is None:
             return self._why
         with self._arena.protect() as reason:

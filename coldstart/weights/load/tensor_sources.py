@@ -154,7 +154,7 @@ class PageIn:
 
 
 def _cached(descriptor: int, offset: int, size: int) -> bool:
-    """Return whether both ends of the range are in the page cache. The check reads them, and fails instead of waiting."""
+    """Return whether both ends of the range are in the page cache. A read that would wait for the disk counts as no."""
     try:
         for place in (offset, offset + size - 1):
             os.preadv(descriptor, [bytearray(1)], place, os.RWF_NOWAIT)

@@ -106,7 +106,7 @@ class HttpSource:
         self._client.close()
 
     def _ask(self, name: str, first: str, start: int, end: int) -> http_client.HttpResponse:
-        """Request bytes [start, end), and return the response with status 206. Later requests skip its redirects."""
+        """Request bytes [start, end), and return the response with status 206. Remember its redirects for later requests."""
         secret = http_client.Secret(parse_origin(first), self._headers) if self._headers else None
         wanted = {"Range": f"bytes={start}-{end - 1}"}
         answer = self._client.request("GET", self._moved.get(name, first), headers=wanted, secret=secret)
