@@ -82,7 +82,7 @@ START_MODES = """\
  `coldstart template start MODEL --level parked` | {parked} |
 | `template-engine` | a fork of a process that has built the engine | yes | no: CUDA does not survive `fork()` |\
  `coldstart template start MODEL` | {template-engine} |
-| `snapshot` | CRIU restores a built engine | yes | on request, by `vllm snapshot`, not run |\
+| `snapshot` | CRIU restores a built engine | yes | only on request, by `vllm snapshot`; untested |\
  root, CRIU, `coldstart materialize MODEL --snapshot` | {snapshot} |
 | `template-runtime` | a fork of a process that has imported torch and vLLM | yes | yes, predicted {7B template-runtime} |\
  `coldstart template start MODEL --level runtime` | {template-runtime} |
@@ -90,7 +90,7 @@ START_MODES = """\
  root, CRIU, `coldstart template freeze` | {runtime-snapshot} |
 | `fresh` | a new process with the bundle's compiled code | yes | yes, predicted {7B fresh} | a bundle | {fresh} |
 | plain vLLM | a new process, vLLM's own caches warm | yes |\
- yes, predicted {7B plain}, [measured {H200 plain}](docs/how-to/gpu.md#what-was-measured) |  | {vllm-warm} |
+ yes, predicted {7B plain}, [{H200 plain} on an H200](docs/how-to/gpu.md#what-was-measured) |  | {vllm-warm} |
 | plain vLLM | a new process, empty caches | yes | yes |  | {vllm-cold} |"""
 
 
@@ -104,11 +104,11 @@ def claim(result: Row) -> str:
     first = {mode: row["first_token_s"]["median"] for mode, row in list_measured(result)}
     ours = [seconds for mode, seconds in first.items() if not mode.startswith("vllm")]
     return (
-        f"**coldstart starts vLLM from work that was done ahead of time. On {result['machine']['cores']} CPU cores, the first"
-        f" token of a small model comes {starts.format_seconds(min(ours))} s after the start if a prepared process is"
-        f" running, and at most {starts.format_seconds(max(ours))} s if none is, instead of"
-        f" {starts.format_seconds(first['vllm-warm'])} s with plain vLLM and warm caches. On a GPU, it saves"
-        " compilation and memory profiling; how many seconds that is has not been measured yet.**"
+        f"**coldstart starts vLLM faster by reusing compilation and profiling that were done ahead of time. On"
+        f" {result['machine']['cores']} CPU cores, plain vLLM with warm caches takes"
+        f" {starts.format_seconds(first['vllm-warm'])} s to the first token of a small model. coldstart takes"
+        f" {starts.format_seconds(min(ours))} s with a prepared process running, and"
+        f" {starts.format_seconds(max(ours))} s without one. On a GPU, the time saved has not been measured yet.**"
     )
 
 
@@ -132,8 +132,8 @@ def compare_memory(result: Row) -> str:
     held = {mode: row["pss_bytes"]["median"] / 2**20 for mode, row in list_measured(result)}
     ours = [size for mode, size in held.items() if not mode.startswith("vllm")]
     return (
-        f"A server of `{result['model']}` takes {min(ours):.0f} to {max(ours):.0f} MiB (PSS), and one of plain vLLM"
-        f" {held['vllm-warm']:.0f} MiB."
+        f"A server of `{result['model']}` uses {min(ours):.0f} to {max(ours):.0f} MiB (PSS), depending on the mode; plain"
+        f" vLLM uses {held['vllm-warm']:.0f} MiB."
     )
 
 
