@@ -83,7 +83,7 @@ def verify(directory: Path, public: Path) -> None:
     sums = (directory / SUMS).read_bytes()
     if not sign.verify_signature(
         (directory / SIGNATURE).read_bytes(), canonical.compute_digest(sums), {"release": key}
-    ).ok:
+    ).is_trusted:
         raise ValueError(f"{SIGNATURE} is not of the key {public}")
     listed = dict(reversed(line.split("  ", 1)) for line in sums.decode().splitlines())
     found = {path.name for path in directory.iterdir()} - {SUMS, SIGNATURE}
