@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from coldstart.artifacts import blobs, canonical, manifest, oci
 from coldstart.artifacts.errors import (
@@ -36,6 +36,10 @@ class TrustResult:
     is_trusted: bool
     signer: str | None
     reason: str
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the JSON form that commands print."""
+        return {"ok": self.is_trusted, "signer": self.signer, "reason": self.reason}
 
 
 TrustCheck = Callable[["Bundle"], TrustResult]

@@ -99,7 +99,7 @@ def describe_bundle(bundle: Bundle) -> dict[str, object]:
             for section in manifest.sections
         ],
         "provenance": manifest.provenance.to_document(),
-        "trust": {"ok": trust.is_trusted, "signer": trust.signer, "reason": trust.reason},
+        "trust": trust.to_document(),
     }
 
 

@@ -94,8 +94,8 @@ def explain(
     data = {
         "ref": bundle.ref,
         "version": bundle.version,
-        **asdict(result),
-        "signatures": [asdict(signature) for signature in signatures],
+        **result.to_document(),
+        "signatures": [signature.to_document() for signature in signatures],
     }
     lines = [
         f"{bundle.name}:v{bundle.version} is {'' if result.is_trusted else 'not '}trusted: {result.reason}"
