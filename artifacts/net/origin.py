@@ -47,7 +47,10 @@ def parse_origin(url: str) -> Origin:
     """Return the origin of an absolute http(s) URL. Raises ValueError for any other URL."""
     parts = urlsplit(url)
     if parts.scheme not in _PORTS or not parts.hostname:
-        raise ValueError(f"not an absolute http or https URL (scheme {parts.scheme or 'missing'})")
+        found = (
+            "no host" if parts.scheme in _PORTS else f"scheme {parts.scheme}" if parts.scheme else "no scheme"
+        )
+        raise ValueError(f"expected an http or https URL with a host, but found {found}")
     return Origin(parts.scheme, parts.hostname.rstrip("."), parts.port or _PORTS[parts.scheme])
 
 

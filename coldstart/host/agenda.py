@@ -1,7 +1,7 @@
 """Open requests and timers of a decision core, without I/O. The cores of hosts and fleets use this module.
 
-Invariant: a request waits for at most one model, and only once. A request that returns to the queue after its dispatch waits
-in its original position.
+Invariant: a request is in the queue of at most one model, and at most once. A request that returns to the queue after it was
+dispatched regains its original position.
 """
 
 from __future__ import annotations

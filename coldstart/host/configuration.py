@@ -187,7 +187,7 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None, adopt: Ado
     if not isinstance(models, dict) or not models:
         raise UsageError(
             "no model is configured: at least one table [models.NAME] is required",
-            hint='write [models.NAME] with memory = "14GiB" and start_s = 8.0',
+            hint='add a table [models.NAME], for example with memory = "14GiB" and start_s = 8.0',
         )
     settings = tables.decode(HostSettings, top)
     with tables.prefix_errors("policy"):

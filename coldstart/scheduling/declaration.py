@@ -40,7 +40,7 @@ class Setting(NamedTuple):
         return f"{self.description} Range: {bounds}." if bounds else self.description
 
     def require_valid(self, name: str, value: Any) -> None:
-        """Raise ValueError, which names the setting `name`, if `value` is not valid. None is always valid."""
+        """Raise ValueError if `value` is not valid; the message names the option, or else `name`. None is always valid."""
         if value is None or self._is_allowed(value):
             return
         expected = f"one of {', '.join(self.choices)}" if self.choices else self._describe_range()

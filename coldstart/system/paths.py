@@ -142,7 +142,7 @@ def runtime_dir(socket_path_bytes: int = 0) -> Path:
     long for a socket path.
 
     Args:
-        socket_path_bytes: Length of the longest socket path below the directory that another program binds, in bytes.
+        socket_path_bytes: Length in bytes, relative to the directory, of the longest socket path that a program binds in it.
 
     Raises:
         UsageError: No private directory can be created.

@@ -120,7 +120,7 @@ def _create_fallback_finding(reason: str, bundle: Bundle, level: Level) -> Findi
 
 
 def check_graph_tables(bundle: Bundle, level: Level) -> list[Finding]:
-    """Check that the CUDA graph tables are intact, their verification record is readable, and a GPU can replay them."""
+    """Check that the CUDA graph tables are intact and their verification record is valid. Warn if no GPU can replay them."""
     from coldstart.graphs.errors import GraphError
     from coldstart.graphs.prove import extract_graphs, read_proof
     from coldstart.graphs.tables import load

@@ -1,6 +1,6 @@
 """Files and tensors of a checkpoint, and the weights plan, which is their JSON form.
 
-In load order, files are in vLLM's natural order of names and tensors in order of their offset. So the loader requests
+In load order, files are sorted by name as vLLM sorts them, and the tensors of each file by offset, so the loader requests
 bytes in the order in which the prefetcher fetches them. The builder of a plan, its file, the prefetcher and the loader
 all use this form. This module does no I/O.
 

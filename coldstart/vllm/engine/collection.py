@@ -2,7 +2,7 @@
 
 vLLM collects garbage about ten times while an engine starts. Each collection scans all objects in the process, and finds
 almost no garbage. With this module, one collection runs when the engine is warm, and then the surviving objects are
-frozen, as in vLLM. While vLLM profiles GPU memory, its collections run, because garbage can occupy GPU memory.
+frozen, as in vLLM. Collections while vLLM profiles GPU memory are not postponed, because garbage can occupy GPU memory.
 """
 
 from __future__ import annotations

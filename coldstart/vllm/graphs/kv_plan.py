@@ -97,6 +97,6 @@ def compute_kv_bytes(worker: Any, data: object) -> int:
     here = (__version__, current_platform.get_device_name())
     if here != (plan.vllm, plan.device):
         raise GraphRefusedError(
-            f"the KV plan was measured with {plan.vllm} on {plan.device}, but this engine has {' on '.join(here)}"
+            f"the KV plan is of vLLM {plan.vllm} on {plan.device}, but this engine runs vLLM {' on '.join(here)}"
         )
     return int(plan.fit_to_memory(worker.init_snapshot.free_memory))

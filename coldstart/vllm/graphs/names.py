@@ -18,7 +18,7 @@ def is_on_device(tensor: Any) -> bool:
 
 
 def name_runner_tensors(runner: Any, wanted: Wanted = is_on_device) -> dict[str, Any]:
-    """Return the tensors that `wanted` accepts, by name: weights, buffers, KV caches, then other attributes (`static:`)."""
+    """Return the tensors that `wanted` accepts, by name: weights, buffers, KV caches, then other attributes."""
     model = unwrap_model(runner.model)
     named = {f"param:{name}": p.data for name, p in model.named_parameters()}
     named |= {f"buffer:{name}": b for name, b in model.named_buffers()}

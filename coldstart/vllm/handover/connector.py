@@ -154,7 +154,7 @@ class HandoverScheduler:
             if number in (begins[1][:-1], begins[0][:-1]) or number.startswith(begins)
         ]
         if len(found) != 1:
-            raise HandoverError(f"cannot find request {name}: {len(found)} running requests have this ID")
+            raise HandoverError(f"expected one running request with ID {name}, but found {len(found)}")
         return found[0]
 
     def count_loadable_tokens(self, request: Request, computed_tokens: int) -> int:

@@ -86,7 +86,7 @@ class FetchRateLimiter:
                 now = monotonic()
 
     def document(self) -> dict[str, Any]:
-        """Return the rate, the number of bytes, and the time in seconds from the first to the last byte."""
+        """Return the limit in bytes/s, the bytes received, the seconds they took, and whether the limit ever applied."""
         with self._changed:
             return {
                 "rate": self._bucket.rate,
