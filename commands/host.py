@@ -117,7 +117,7 @@ def run(
     memory = settings.get("memory")
     if memory is None and host_file is None:
         raise UsageError(
-            "--memory is required: it sets the total memory of all models",
+            "--memory is required: it limits the memory that all models may use together",
             hint=f"use --memory 60GiB, or {environment.PREFIX}_HOST_RUN_MEMORY=60GiB",
         )
     if heartbeat <= 0:

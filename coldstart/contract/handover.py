@@ -68,7 +68,9 @@ def verify_and_decode(key: str, parameters: Mapping[str, Any] | None) -> Message
         return None
     signature = (parameters or {}).get(_SIGNATURE)
     if not isinstance(text, str) or len(text) > MAX_MESSAGE_BYTES or not isinstance(signature, str):
-        raise HandoverError("malformed handover message: expected a short text and its signature")
+        raise HandoverError(
+            "malformed handover message: expected a string of limited length and its signature"
+        )
     if not key or not hmac.compare_digest(signature.encode(), _signature(key, text).encode()):
         raise HandoverError("the handover message is not signed with this server's key")
     try:

@@ -281,7 +281,9 @@ def _convert(repo_id: str, failure: _HubFailure, local: str) -> ColdstartError:
         advice = "wait a few minutes, or log in (`hf auth login` or HF_TOKEN) to get a separate rate limit"
     else:
         advice = "check the network, HF_ENDPOINT and the proxy"
-    return HubUnreachableError(message, hint=f"{advice}; or run `hf download {repo_id}` on another machine")
+    return HubUnreachableError(
+        message, hint=f"{advice}; or run `hf download {repo_id}` on another machine and copy its cache here"
+    )
 
 
 def _not_cached(repo_id: str, reason: str) -> AuthRequiredError:

@@ -54,7 +54,7 @@ class Curve:
         if any(y <= 0 for _, y in ordered):
             raise ProfileError(f"invalid iteration profile: {name} has a time that is zero or negative")
         if any(a == b for (a, _), (b, _) in pairwise(ordered)):
-            raise ProfileError(f"invalid iteration profile: {name} has two times for one size")
+            raise ProfileError(f"invalid iteration profile: {name} has more than one time for the same size")
         lowest = list(accumulate((y for _, y in reversed(ordered)), min))
         return cls(tuple(x for x, _ in ordered), tuple(reversed(lowest)))
 

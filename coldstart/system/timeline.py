@@ -117,7 +117,7 @@ class Timeline:
                     timeline.spans.append(Span(**json.loads(line)))
                 except (ValueError, TypeError) as error:
                     raise ValueError(
-                        f"line {number} of the timeline events is not a span: {error}"
+                        f"line {number} of the file of timeline events is not a span: {error}"
                     ) from error
         return timeline
 

@@ -153,7 +153,7 @@ def look_up_bundle(bundle: Bundle, target: str, source: Source) -> BundleLookup:
         if model_name != provenance.model_name or resolution.is_repo_id(model_name):
             raise
         raise UsageError(
-            f"cannot find the model of {bundle.ref}: it is a directory named {provenance.model_name} whose path is unknown",
+            f"cannot find the model of {bundle.ref}: the bundle has only the name of its directory, {provenance.model_name}",
             hint=f"run `coldstart validate {provenance.model_name} --model DIR --level replay`",
         ) from error
 

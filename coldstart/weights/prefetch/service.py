@@ -120,7 +120,9 @@ class PrefetchServer:
                 patience_s=self.patience_s,
             )
         if self.fetcher.key != compute_weights_key(address, plan):
-            raise PrefetchRefusedError("this prefetcher fetches the weights of another source or plan")
+            raise PrefetchRefusedError(
+                "this prefetcher fetches weights from another source or with another plan"
+            )
         return self.fetcher
 
     def get_shared_pace(self, pace: PacedFetch | None) -> FetchRateLimiter:

@@ -213,7 +213,7 @@ def test_a_mixed_iteration_costs_more_than_either_part() -> None:
         ({"prefill": [[1, 1]]}, "field `decode`"),
         ({"prefill": [], "decode": [[1, 1]]}, "no points"),
         ({"prefill": [[1, 0]], "decode": [[1, 1]]}, "is zero or negative"),
-        ({"prefill": [[1, 1], [1, 2]], "decode": [[1, 1]]}, "two times for one size"),
+        ({"prefill": [[1, 1], [1, 2]], "decode": [[1, 1]]}, "more than one time for the same size"),
         ({"prefill": [["a", 1]], "decode": [[1, 1]]}, "Expected `float`, got `str` - at `$.prefill[0][0]`"),
         ({"prefill": [[10**400, 1]], "decode": [[1, 1]]}, "Number out of range"),
     ],
