@@ -30,7 +30,7 @@ def doctor(common: Common) -> None:
     }
     common.out.print_result(data, lambda: _format_report(results, modes), brief="yes" if can_serve else "no")
     if not can_serve:
-        first = next(probe for probe in results if probe.required and probe.status == "missing")
+        first = next(probe for probe in results if probe.prevents_starts)
         raise CommandFailedError(
             f"this machine cannot start vLLM servers: {first.name}: {first.found}", hint=first.hint
         )

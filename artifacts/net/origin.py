@@ -47,10 +47,8 @@ def parse_origin(url: str) -> Origin:
     """Return the origin of an absolute http(s) URL. Raises ValueError for any other URL."""
     parts = urlsplit(url)
     if parts.scheme not in _PORTS or not parts.hostname:
-        found = (
-            "no host" if parts.scheme in _PORTS else f"scheme {parts.scheme}" if parts.scheme else "no scheme"
-        )
-        raise ValueError(f"expected an http or https URL with a host, but found {found}")
+        found = f"scheme {parts.scheme or 'missing'}, host {parts.hostname or 'missing'}"
+        raise ValueError(f"expected an http or https URL with a host ({found})")
     return Origin(parts.scheme, parts.hostname.rstrip("."), parts.port or _PORTS[parts.scheme])
 
 

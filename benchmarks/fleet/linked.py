@@ -164,7 +164,7 @@ class LinkedFleet:
         found = (json.loads(line) for line in self._sink.getvalue().splitlines())
         return [line for line in found if line["event"] == event]
 
-    async def until(self, condition: Callable[[], Any], seconds: float = READY_S) -> Any:
+    async def wait_until(self, condition: Callable[[], Any], seconds: float = READY_S) -> Any:
         """Wait until `condition()` is true, and return its value. Raises TimeoutError with the end of the log."""
         deadline = time.monotonic() + seconds
         while not (found := condition()):

@@ -58,7 +58,9 @@ class Pair:
     async def serve(self, ended: str = "") -> None:
         """Wait until both servers serve, the group `ended` does not, and no request is open."""
         now = self.fleet.control
-        await self.fleet.until(lambda: ended not in now.core.groups and self.replicas() and not now._tickets)
+        await self.fleet.wait_until(
+            lambda: ended not in now.core.groups and self.replicas() and not now._tickets
+        )
 
     def replicas(self) -> list[FleetReplica]:
         """Return both servers; nothing unless both serve."""
@@ -80,7 +82,7 @@ class Pair:
         """Return a stream that has some tokens, and the server that does not have it."""
         heard, name, after = Heard(), self.chance.randbytes(8).hex(), self.chance.randint(5, 40)
         task = asyncio.create_task(self.stream(prompt, heard, temperature, name))
-        await self.fleet.until(lambda: len(heard.times) >= after or task.done())
+        await self.fleet.wait_until(lambda: len(heard.times) >= after or task.done())
         ticket = next(one for one in self.fleet.control._tickets.values() if one.request_id == name)
         return task, ticket, next(one for one in self.replicas() if one is not ticket.target)
 

@@ -117,10 +117,15 @@ def add_up(terms: tuple[Term, ...]) -> str:
     return f"{seconds:.{0 if seconds > 9.9 else 1}f} s"
 
 
+def format_header(first: str, last: str) -> str:
+    """Return the first two lines of a Markdown table with a column for each model between two others."""
+    return f"| {first} | {' | '.join(MODELS)} | {last} |\n{'|---' * (len(MODELS) + 2)}|"
+
+
 def tabulate() -> str:
     """Return the predicted seconds of each mode and model beside the measured ones, as a Markdown table."""
     measured, predicted = find_measured(), [predict(model) for model in MODELS.values()]
-    lines = [f"| mode | {' | '.join(MODELS)} | 7B, measured on an H200 |", "|---" * (len(MODELS) + 2) + "|"]
+    lines = [format_header("mode", "7B, measured on an H200")]
     for mode in predicted[0]:
         sums = " | ".join(add_up(terms[mode]) for terms in predicted)
         times = ", ".join(f"{value:.1f} s" for value in measured.get(mode, [])) or "not measured"
@@ -132,7 +137,7 @@ def main() -> None:
     print(tabulate())
     predicted = [predict(model) for model in MODELS.values()]
     for mode in predicted[0]:
-        print(f"\n| {mode} | {' | '.join(MODELS)} | source |\n{'|---' * (len(MODELS) + 2)}|")
+        print(f"\n{format_header(mode, 'source')}")
         for step in dict.fromkeys(term.step for terms in predicted for term in terms[mode]):
             found = [next((term for term in terms[mode] if term.step == step), None) for terms in predicted]
             seconds = " | ".join(f"{term.seconds:.2f}" if term else "none" for term in found)

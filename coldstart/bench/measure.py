@@ -190,7 +190,7 @@ def measure_import_seconds() -> float:
 
     Raises ModeUnavailableError if an import fails.
     """
-    code = _IMPORT_SCRIPT.format(imports=stock.IMPORTS[runtime.targets_cpu()])
+    code = _IMPORT_SCRIPT.format(imports=stock.build_import_statement(on_cpu=runtime.targets_cpu()))
     launched_s = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL

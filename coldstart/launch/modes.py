@@ -363,7 +363,7 @@ def check_modes(results: Sequence[Probe]) -> dict[str, bool]:
 
 
 def list_unusable_modes() -> dict[str, Reason]:
-    """Return the reason why the installed vLLM does not support a mode, by mode name. Supported modes are omitted."""
+    """Return the reason why a mode cannot run here, by mode name. Modes that can are omitted."""
     return {mode.name: why for mode in LADDER if (why := mode.find_unusable_reason()) is not None}
 
 

@@ -36,6 +36,11 @@ class Probe:
     hint: str | None = None
     required: bool = False
 
+    @property
+    def prevents_starts(self) -> bool:
+        """Return whether this machine cannot start servers because of this probe."""
+        return self.required and self.status == "missing"
+
 
 def probe_cpu() -> Probe:
     """Check that the processor has vector instructions for vLLM's CPU kernels, which a GPU engine does not need."""
@@ -78,7 +83,7 @@ def probe_gpu() -> Probe:
 def require_device() -> None:
     """Raise CommandFailedError if the installed vLLM is built for GPUs, and this machine has none that responds."""
     probe = probe_gpu()
-    if probe.required and probe.status == "missing":
+    if probe.prevents_starts:
         raise CommandFailedError(
             "cannot start an engine: the installed vLLM is built for GPUs, and no GPU responds",
             hint=probe.hint,
@@ -213,4 +218,4 @@ def run_probes(cache: Cache) -> list[Probe]:
 
 def can_serve(results: Sequence[Probe]) -> bool:
     """Return whether this machine can serve cold starts: no required probe has the status "missing"."""
-    return not any(probe.required and probe.status == "missing" for probe in results)
+    return not any(probe.prevents_starts for probe in results)

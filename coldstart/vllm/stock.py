@@ -24,13 +24,13 @@ from coldstart.vllm.scheduling import SCHEDULER_CLS
 from coldstart.vllm.weights.entry import LOAD_FORMAT
 
 ENTRY_POINT = "vllm.entrypoints.openai.api_server"
-IMPORTS = {
-    on_cpu: f"import {ENTRY_POINT}, vllm.v1.engine.core, vllm.v1.worker.{device}_worker"
-    for on_cpu, device in ((True, "cpu"), (False, "gpu"))
-}
-"""The statement that imports what a server imports, by whether it runs on the CPU."""
 DEFAULT_PORT = 8000
 PATIENCE_S, PAUSE_S = 1.0, 0.1
+
+
+def build_import_statement(*, on_cpu: bool) -> str:
+    """Return the Python statement that imports the modules of a server and its worker."""
+    return f"import {ENTRY_POINT}, vllm.v1.engine.core, vllm.v1.worker.{'cpu' if on_cpu else 'gpu'}_worker"
 
 
 def run(plan: LaunchPlan, reason: str) -> int:
