@@ -204,7 +204,7 @@ def test_a_hostile_plan_is_refused_by_both_sides(
     spoilt = spoil(plan)
     with pytest.raises((client.PrefetchRefusedError, TypeError)):
         client.attach(server.url, spoilt, directory=runtime)
-    assert "another source or plan" in _refusal(server, runtime, None, spoilt)
+    assert "with another plan" in _refusal(server, runtime, None, spoilt)
     with pytest.raises(client.PrefetchRefusedError, match="plan"):
         Fetcher(server.url, json.dumps(spoilt).encode(), Condition(), streams=1, budget=1 << 20, patience_s=1)
 

@@ -311,7 +311,7 @@ def test_each_rank_gets_its_size_where_vllm_applies_its_own_plan(monkeypatch: py
     for wrong, free, rank, said in (
         (plans, 474, 1, "on rank 1: 474 bytes are free"),
         ([plan], 1 << 40, 0, "for 1 ranks, but this engine has 2"),
-        ([plan | {"device": "A"}, plans[1]], 1 << 40, 0, "on A, but this engine has"),
+        ([plan | {"device": "A"}, plans[1]], 1 << 40, 0, "on A, but this engine runs"),
     ):
         size, reason = applied(wrong, free, rank)
         assert size is None and said in reason
