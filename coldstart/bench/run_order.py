@@ -22,8 +22,9 @@ from coldstart.validate.launchers import VLLM_WARM as VLLM_WARM
 
 RUNTIME_SNAPSHOT, TEMPLATE_RUNTIME = modes.RUNTIME_SNAPSHOT.name, modes.TEMPLATE_RUNTIME.name
 TEMPLATE_ENGINE, SNAPSHOT = modes.TEMPLATE_ENGINE.name, modes.SNAPSHOT.name
-DEFAULT_MODES = (VLLM_COLD, VLLM_WARM, *reversed(modes.list_repeatable_mode_names()))
-MODES = (VLLM_COLD, VLLM_WARM, VLLM_FREE, VLLM_EAGER, *DEFAULT_MODES[2:])
+MODES = (VLLM_COLD, VLLM_WARM, VLLM_FREE, VLLM_EAGER, *reversed(modes.list_repeatable_mode_names()))
+ON_REQUEST = (VLLM_FREE, VLLM_EAGER, *(mode.name for mode in modes.LADDER if not mode.auto_on))
+DEFAULT_MODES = tuple(mode for mode in MODES if mode not in ON_REQUEST)
 BASELINES = VLLM_MODES
 REFERENCE = VLLM_WARM
 
@@ -41,7 +42,7 @@ class BenchOptions:
     warmup: int = setting(1, "Number of unmeasured warm-up runs per mode.", "--warmup", minimum=0)
     modes: str | None = setting(
         None,
-        f"Comma-separated modes to measure: {', '.join(MODES)}; default: all but {VLLM_FREE} and {VLLM_EAGER}.",
+        f"Comma-separated modes to measure: {', '.join(MODES)}; default: all but {' and '.join(ON_REQUEST)}.",
         "--modes",
         "M,...",
     )

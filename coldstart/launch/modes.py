@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from coldstart.system.probes import Probe
 
 AUTO = "auto"
+CPU, GPU = "cpu", "gpu"
 _FREEZE = "coldstart template freeze"
 
 
@@ -45,7 +46,9 @@ class StartMode:
         cpu_limit: Reason why vLLM's CPU build does not support the mode, or None if it does.
         gpu_limit: Reason why vLLM's GPU build does not support the mode, or None if it does.
         is_repeatable: Whether one preparation serves any number of starts, as a host and a benchmark require.
-        is_untested_on_gpu: Whether the mode is untested on GPUs, and is therefore used there only on request.
+        auto_on: vLLM builds with which `--mode auto` tries the mode. Elsewhere the mode is used only on request. If there
+            are none, `bench` too measures the mode only on request.
+        preparation: Arguments of `coldstart template` with which `bench` prepares the mode. MODEL stands for the model.
     """
 
     name: str
@@ -54,7 +57,8 @@ class StartMode:
     cpu_limit: Reason | None = None
     gpu_limit: Reason | None = None
     is_repeatable: bool = True
-    is_untested_on_gpu: bool = False
+    auto_on: tuple[str, ...] = (CPU, GPU)
+    preparation: tuple[str, ...] = ()
 
     def find_unusable_reason(self, start: ServerStart | None = None) -> Reason | None:
         """Return the reason why this machine or vLLM build does not support the mode, or None if it does.
@@ -307,14 +311,20 @@ TEMPLATE_ENGINE = TemplateMode(
         "run `coldstart template start MODEL --level runtime`, which forks before CUDA is initialized",
     ),
     levels=(ENGINE,),
+    preparation=("start", "MODEL", "--level", ENGINE),
 )
 SNAPSHOT = SnapshotMode(
     "snapshot",
     loads_weights=False,
     probes=("criu",),
-    is_untested_on_gpu=True,
+    auto_on=(CPU,),  # `vllm snapshot` is untested
 )
-TEMPLATE_RUNTIME = TemplateMode("template-runtime", probes=("template",), levels=(RUNTIME,))
+TEMPLATE_RUNTIME = TemplateMode(
+    "template-runtime",
+    probes=("template",),
+    levels=(RUNTIME,),
+    preparation=("start", "MODEL", "--level", RUNTIME),
+)
 RUNTIME_SNAPSHOT = RuntimeSnapshotMode(
     "runtime-snapshot",
     probes=("criu",),
@@ -322,6 +332,7 @@ RUNTIME_SNAPSHOT = RuntimeSnapshotMode(
         "freezing a runtime that has queried the GPU driver is untested",
         "coldstart template start MODEL --level runtime",
     ),
+    preparation=("freeze",),
 )
 FRESH = FreshMode("fresh")
 LADDER: list[StartMode] = [
@@ -345,7 +356,8 @@ def list_modes_to_try(name: str) -> list[StartMode]:
     Raises KeyError if the name is unknown.
     """
     if name == AUTO:
-        return [mode for mode in LADDER if runtime.targets_cpu() or not mode.is_untested_on_gpu]
+        build = CPU if runtime.targets_cpu() else GPU
+        return [mode for mode in LADDER if build in mode.auto_on]
     known = {mode.name: mode for mode in LADDER}
     return list(dict.fromkeys((known[name], FRESH)))
 

@@ -23,7 +23,6 @@ from coldstart.launch import modes
 from coldstart.launch.fetch import INSTANT_TENSOR
 from coldstart.system import paths, runtime
 from coldstart.system.proc import exits
-from coldstart.system.snapshot import criu
 from coldstart.validate.launch import HOST, LaunchCommand, Launcher, ModeUnavailableError, RunFiles
 from coldstart.vllm.stock import ENTRY_POINT
 
@@ -103,7 +102,7 @@ class ServeLauncher:
     mode: str
     runtime: Path
     writes_ready_file: bool = True
-    _started: bool = field(default=False, init=False)
+    _level_args: list[str] = field(default_factory=list, init=False)
 
     def prepare(self) -> None:
         """Start the template or create the runtime snapshot that the mode needs.
@@ -111,17 +110,17 @@ class ServeLauncher:
         Raises ModeUnavailableError if this machine cannot run the mode, NoBundleError, or CommandFailedError.
         """
         (mode,) = (one for one in modes.LADDER if one.name == self.mode)
-        if (reason := mode.find_unusable_reason()) is not None:
+        if (reason := mode.find_unusable_reason() or modes.find_criu_limit(mode)) is not None:
             raise ModeUnavailableError(f"{reason.reason} (hint: {reason.hint})")
-        if self.mode == modes.RUNTIME_SNAPSHOT.name:
-            if (problem := criu.explain_unavailable()) is not None:
-                raise ModeUnavailableError(problem)
-            self._run_template("freeze", *self.subject.common_args)
-        elif self._level_args:
-            self._run_template(
-                "start", self.subject.model, *self._level_args, *self.subject.separated_vllm_args
-            )
-            self._started = True
+        match mode.preparation:
+            case ("start", "MODEL", *level):
+                level_args = [*level, *self.subject.common_args]
+                self._run_template(
+                    "start", self.subject.model, *level_args, *self.subject.separated_vllm_args
+                )
+                self._level_args = level_args
+            case (action, *rest):
+                self._run_template(action, *rest, *self.subject.common_args)
 
     def build_command(self, files: RunFiles) -> LaunchCommand:
         argv = [*find_coldstart_command(), "serve", self.subject.model, "--mode", self.mode]
@@ -135,14 +134,9 @@ class ServeLauncher:
 
     def close(self) -> None:
         """Stop the template that `prepare` started. Raises CommandFailedError if it does not stop."""
-        if self._started:
-            self._started = False
-            self._run_template("stop", *self._level_args)
-
-    @property
-    def _level_args(self) -> list[str]:
-        level = self.mode.removeprefix("template-")
-        return [] if level == self.mode else ["--level", level, *self.subject.common_args]
+        if level_args := self._level_args:
+            self._level_args = []
+            self._run_template("stop", *level_args)
 
     def _run_template(self, action: str, *arguments: str) -> None:
         environment = {**os.environ, **create_runtime_environment(self.runtime)}

@@ -241,6 +241,16 @@ def test_a_template_is_started_and_stopped_once(tmp_path: Path, calls: Callable[
     ]
 
 
+def test_a_runtime_is_frozen_once(
+    tmp_path: Path, calls: Callable[[], list[list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launchers.modes, "find_criu_limit", lambda mode: None)
+    (frozen,) = launchers.create_launchers(SUBJECT, [run_order.RUNTIME_SNAPSHOT], tmp_path)
+    frozen.prepare()
+    frozen.close()
+    assert calls() == [["template", "freeze"]]
+
+
 @pytest.mark.parametrize(("status", "error"), [("1", CommandFailedError), ("3", NoBundleError)])
 def test_a_template_that_does_not_come_up(
     tmp_path: Path,
