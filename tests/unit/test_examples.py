@@ -170,11 +170,11 @@ def test_operators_of_kubernetes_accept_the_custom_resources(file: Path) -> None
 @pytest.mark.parametrize("file", DEPLOYMENTS, ids=lambda file: file.stem)
 def test_init_containers_provide_a_trusted_bundle(file: Path, tmp_path: Path) -> None:
     """Run the commands of the init containers with local directories and a directory as the registry."""
-    maker = tmp_path / "maker"
-    made = publish(Store(tmp_path / "origin"), tmp_path / "scratch", signer=sign.load_host_key(maker))
+    publisher = tmp_path / "maker"
+    made = publish(Store(tmp_path / "origin"), tmp_path / "scratch", signer=sign.load_host_key(publisher))
     (tmp_path / "etc" / "coldstart" / "keys").mkdir(parents=True)
-    public = sign.load_public_pem(maker)
-    (tmp_path / "etc" / "coldstart" / "keys" / "maker.pem").write_bytes(public)
+    public = sign.load_public_pem(publisher)
+    (tmp_path / "etc" / "coldstart" / "keys" / "publisher.pem").write_bytes(public)
     deployment, _ = yaml.safe_load_all(file.read_text())
     pod = deployment["spec"]["template"]["spec"]
     if any("image" in volume for volume in pod["volumes"]):
