@@ -28,7 +28,7 @@ from coldstart.host.live.request_router import (
     build_unknown_model_error,
 )
 from coldstart.host.live.servers import ServerStarter
-from coldstart.host.live.upstream import AbortedError, Replica
+from coldstart.host.live.upstream import AbortedError, NothingSentError, Replica
 from coldstart.host.model_state import ModelState
 from coldstart.host.status import Progress, estimate_progress
 from coldstart.system.start_progress import StartProgress
@@ -141,13 +141,15 @@ class Driver(RequestRouter[Ticket]):
             self.emit(events.RequestEnded(ticket.ticket_id))
 
     async def readmit_request(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
-        """Admit a request again if the next server can continue its stream, or if its server aborted it. Otherwise return None.
+        """Admit a request again, or return None if that is unsafe.
 
-        A request is not retried if its connection was lost before the response began, because the request may have
-        crashed the server. Each request is retried at most once: if a second server fails, the request may be the cause.
+        It is safe if the next server can continue the stream, or if the server aborted or never received the request. A
+        request is not retried if its connection was lost before the response began, because the request may have crashed
+        the server. Each request is retried at most once: if a second server fails, the request may be the cause.
         """
         has_begun = ticket.continuation is not None and bool(ticket.continuation.tokens)
-        is_resumable = (has_begun or isinstance(error, AbortedError)) and not ticket.earlier_tries
+        harmless = isinstance(error, (AbortedError, NothingSentError))
+        is_resumable = (has_begun or harmless) and not ticket.earlier_tries
         if self.facts.stopping or not is_resumable or not await self._await_end(replica):
             return None
         made = len(ticket.continuation.tokens) if ticket.continuation else 0

@@ -191,6 +191,8 @@ class Upstream:
             if sent.done():
                 return answer
             self.responses.discard(answer)
+            if pending.cancelled():
+                raise NothingSentError("cannot send the request: the server has exited")
             error = pending.exception()
             # Connecting to a Unix socket with a full backlog fails immediately under uvloop, so it is retried.
             if not isinstance(error, OSError) or error.errno != errno.EAGAIN:
