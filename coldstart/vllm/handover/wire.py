@@ -1,11 +1,11 @@
 """Protocol that transfers KV blocks over TCP, layer by layer, with authentication and size limits.
 
-The source sends a random nonce. The target sends its query and a MAC of the nonce and the query. For each layer, the source
-sends a header, the blocks, and a MAC of the nonce, the header and the blocks. An empty header ends the transfer. The
-key of all MACs is the secret of the pin, so a client without the secret receives no blocks, and changed bytes are detected
-before they reach the KV cache.
+The source sends a random nonce. The target sends its query, which contains another one, and a MAC of the nonce and the
+query. For each layer, the source sends a header, the blocks, and a MAC of the query's MAC, the header and the blocks. An
+empty header ends the transfer. The key of all MACs is the secret of the pin, so a client without the secret receives no
+blocks, and changed bytes are detected before they reach the KV cache. Both nonces make a recorded transfer useless.
 
-If both servers use NIXL, the header states where the source has staged the blocks, and a MAC of the nonce and the header
+If both servers use NIXL, the header states where the source has staged the blocks, and a MAC of the query's MAC and the header
 follows. The target reads the blocks with NIXL (staging.py) and sends one byte, after which the source sends the MAC of the
 blocks. If that fails, the target continues over TCP.
 """
@@ -16,8 +16,10 @@ import hmac
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from math import inf
 from typing import TypeVar
 
 import msgspec
@@ -38,7 +40,7 @@ class TransferError(Exception):
 class BlockQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Query for at most `count` blocks of `pin` after the first `skip`, for each of the `layers` that the source has.
 
-    If `nixl` is True, the source can stage the layers instead of sending them.
+    If `nixl` is True, the source can stage the layers instead of sending them. `nonce` differs for each transfer.
     """
 
     pin: str
@@ -46,6 +48,7 @@ class BlockQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     count: int
     layers: tuple[str, ...]
     nixl: bool = False
+    nonce: str = ""
 
 
 class LayerHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -107,8 +110,9 @@ class DataPort:
         nonce = secrets.token_bytes(NONCE)
         connection.settimeout(QUERY_S)
         connection.sendall(nonce)
-        raw = _receive_header(connection)
-        mac = _receive(connection, MAC)
+        deadline = time.monotonic() + QUERY_S
+        raw = _receive_header(connection, deadline)
+        mac = _receive(connection, MAC, deadline)
         query = _decode(raw, BlockQuery)
         secret = self._find_secret(query.pin)
         if secret is None or not hmac.compare_digest(mac, _mac(secret, nonce, raw)):
@@ -120,12 +124,12 @@ class DataPort:
                 header = msgspec.json.encode(LayerHeader(name, len(data), staged))
                 connection.sendall(len(header).to_bytes(4, "big") + header)
                 if staging and staged:
-                    connection.sendall(_mac(secret, nonce, header))
+                    connection.sendall(_mac(secret, mac, header))
                     staging.wait_for_target(connection)
                     _receive(connection, len(READ_DONE))
                 else:
                     connection.sendall(data)
-                connection.sendall(_mac(secret, nonce, header, data))
+                connection.sendall(_mac(secret, mac, header, data))
         connection.sendall(bytes(4))
 
 
@@ -170,8 +174,9 @@ def _fetch(
         with socket.create_connection(address, CONNECT_S) as connection:
             connection.settimeout(IDLE_S)
             nonce = _receive(connection, NONCE)
-            raw = msgspec.json.encode(query)
-            connection.sendall(len(raw).to_bytes(4, "big") + raw + _mac(secret, nonce, raw))
+            raw = msgspec.json.encode(replace(query, nonce=secrets.token_hex(NONCE)))
+            session = _mac(secret, nonce, raw)
+            connection.sendall(len(raw).to_bytes(4, "big") + raw + session)
             while header := _receive_header(connection):
                 layer = _decode(header, LayerHeader)
                 expected = get_size(layer.name)
@@ -180,14 +185,14 @@ def _fetch(
                 if layer.staged is None:
                     data = _receive(connection, layer.size)
                 elif staging is None or not hmac.compare_digest(
-                    _receive(connection, MAC), _mac(secret, nonce, header)
+                    _receive(connection, MAC), _mac(secret, session, header)
                 ):
                     raise TransferError(f"the header of staged layer {layer.name} is invalid")
                 else:
                     data = staging.read(layer.staged, layer.size, connection)
                     connection.sendall(READ_DONE)
                 mac = _receive(connection, MAC)
-                if not hmac.compare_digest(mac, _mac(secret, nonce, header, data)):
+                if not hmac.compare_digest(mac, _mac(secret, session, header, data)):
                     error = TransferError if layer.staged is None else StagingError
                     raise error(f"the bytes of layer {layer.name} do not match their MAC")
                 yield layer.name, data
@@ -207,19 +212,22 @@ def _decode(raw: bytes | bytearray, kind: type[T]) -> T:
         raise TransferError(f"cannot decode a header of a KV transfer: {error}") from error
 
 
-def _receive_header(connection: socket.socket) -> bytearray:
-    size = int.from_bytes(_receive(connection, 4), "big")
+def _receive_header(connection: socket.socket, deadline: float = inf) -> bytearray:
+    size = int.from_bytes(_receive(connection, 4, deadline), "big")
     if size > MAX_HEADER_BYTES:
         raise TransferError(
             f"a header of a KV transfer has {size} bytes; the limit is {MAX_HEADER_BYTES} bytes"
         )
-    return _receive(connection, size)
+    return _receive(connection, size, deadline)
 
 
-def _receive(connection: socket.socket, size: int) -> bytearray:
+def _receive(connection: socket.socket, size: int, deadline: float = inf) -> bytearray:
     data = bytearray(size)
     rest = memoryview(data)
     while rest:
+        # The time limit of the socket begins again with each byte.
+        if time.monotonic() > deadline:
+            raise TransferError("the other server did not send its query in time")
         count = connection.recv_into(rest)
         if not count:
             raise TransferError("the other server disconnected during the KV transfer")
