@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -94,23 +94,32 @@ class Store:
             if is_bundle(self.layout, entry)
         ]
 
-    def find_by_key(self, key: Key, *, name: str | None = None, trust: TrustCheck | None = None) -> Bundle:
+    def find_by_key(
+        self,
+        key: Key,
+        *,
+        name: str | None = None,
+        trust: TrustCheck | None = None,
+        bundles: Sequence[Bundle] | None = None,
+    ) -> Bundle:
         """Return the newest bundle for `key` that this version of coldstart can read and `trust` accepts (None: any signer).
 
-        Bundles called `name` count as bundles of the same model in the error's `nearest`. Raises BundleNotFoundError, and
-        the error of Bundle.manifest if no version can be read.
+        Bundles called `name` count as bundles of the same model in the error's `nearest`. `bundles` is the list of
+        `list_bundles` if the caller has it. Raises BundleNotFoundError, and the error of Bundle.manifest if no version can be
+        read.
         """
-        candidates = [bundle for bundle in self.list_bundles() if bundle.identity[1] == key.digest]
+        bundles = self.list_bundles() if bundles is None else bundles
+        candidates = [bundle for bundle in bundles if bundle.identity[1] == key.digest]
         if not candidates:
             raise BundleNotFoundError(
-                f"no bundle for key {key.short_digest}", self._find_nearest(key, name, trust)
+                f"no bundle for key {key.short_digest}", _find_nearest(bundles, key, name, trust)
             )
         best = sort_best_first(candidates, trust)[0]
         if best.read_error is not None:
             raise best.read_error
         if not best.trust.is_trusted:
             message = f"no trusted bundle for key {key.short_digest}: {best.trust.reason}"
-            raise BundleNotFoundError(message, self._find_nearest(key, name, trust), best.bundle)
+            raise BundleNotFoundError(message, _find_nearest(bundles, key, name, trust), best.bundle)
         return best.bundle
 
     def find_by_reference(
@@ -178,22 +187,19 @@ class Store:
             raise InvalidReferenceError(f"invalid bundle reference {ref!r}")
         return []
 
-    def _find_nearest(
-        self, key: Key, name: str | None, trust: TrustCheck | None
-    ) -> tuple[Bundle, Mismatches] | None:
-        candidates = []
-        for bundle in self.list_bundles():
-            try:
-                found = bundle.key
-            except BundleError:
-                continue  # The command `validate` reports damaged bundles.
-            if (
-                found != key
-                and _is_same_model(key, name, bundle)
-                and (trust is None or trust(bundle).is_trusted)
-            ):
-                candidates.append((bundle, compare_keys(key, found)))
-        return min(candidates, key=lambda pair: len(pair[1]), default=None)
+
+def _find_nearest(
+    bundles: Iterable[Bundle], key: Key, name: str | None, trust: TrustCheck | None
+) -> tuple[Bundle, Mismatches] | None:
+    candidates = []
+    for bundle in bundles:
+        try:
+            found = bundle.key
+        except BundleError:
+            continue  # The command `validate` reports damaged bundles.
+        if found != key and _is_same_model(key, name, bundle) and (trust is None or trust(bundle).is_trusted):
+            candidates.append((bundle, compare_keys(key, found)))
+    return min(candidates, key=lambda pair: len(pair[1]), default=None)
 
 
 def _selects_newest(ref: str, matches: Sequence[Bundle], one_key: bool) -> bool:

@@ -80,10 +80,18 @@ class BundleLookup:
             [*words, "--", *secrets.redact_arguments(self.vllm_args)] if self.vllm_args else words
         )
 
-    def refresh(self) -> BundleLookup:
-        """Return a new lookup of the same key, for example after another process published the bundle."""
+    def refresh(self, bundles: Sequence[Bundle] | None = None) -> BundleLookup:
+        """Return a new lookup of the same key in `bundles`, or in the store as it is now.
+
+        A caller that has built the bundle or waited for the lock of its key omits `bundles`: another process may have
+        published it meanwhile. The blobs of a bundle are opened and verified only when a start uses them, because they can
+        change after this check.
+        """
+        bundles = self.store.list_bundles() if bundles is None else bundles
         try:
-            bundle = self.store.find_by_key(self.key, name=self.model.name, trust=self.accepts or trust)
+            bundle = self.store.find_by_key(
+                self.key, name=self.model.name, trust=self.accepts or trust, bundles=bundles
+            )
         except BundleNotFoundError as error:
             nearest, mismatches = error.nearest or (None, [])
             notes = tuple(describe_distrust(nearest)) if nearest else ()
@@ -95,7 +103,7 @@ class BundleLookup:
                 untrusted=error.untrusted,
                 notes=notes,
             )
-        notes = (*describe_distrust(bundle), *_explain_skipped_versions(self.store, bundle))
+        notes = (*describe_distrust(bundle), *_explain_skipped_versions(bundles, bundle))
         return replace(self, bundle=bundle, nearest=None, mismatches=(), untrusted=None, notes=notes)
 
     def accept_nearest_without_weights(self) -> BundleLookup:
@@ -128,15 +136,18 @@ def look_up(
     offline: bool = False,
     revision: str | None = None,
     accepts: TrustCheck | None = None,
+    bundles: Sequence[Bundle] | None = None,
 ) -> BundleLookup:
     """Compose the bundle key of the model ``word`` on this machine, and look up an accepted bundle.
+
+    With an empty sequence as ``bundles``, only compose the key, and read no store.
 
     Raises the same errors as `resolution.resolve`.
     """
     cache, arguments = cache or Cache.at(), Arguments(vllm_args)
     model = resolution.resolve(word, revision=revision, offline=offline, cache=cache)
     key = keys.compose_key(model, arguments)
-    return BundleLookup(model, arguments, cache, key, offline=offline, accepts=accepts).refresh()
+    return BundleLookup(model, arguments, cache, key, offline=offline, accepts=accepts).refresh(bundles)
 
 
 def describe_distrust(chosen: Bundle) -> Iterator[str]:
@@ -149,9 +160,9 @@ def describe_distrust(chosen: Bundle) -> Iterator[str]:
         )
 
 
-def _explain_skipped_versions(store: Store, chosen: Bundle) -> Iterator[str]:
+def _explain_skipped_versions(bundles: Iterable[Bundle], chosen: Bundle) -> Iterator[str]:
     """Yield a note for each later version of the same key, with the reason why it was not chosen."""
-    for other in store.list_bundles():
+    for other in bundles:
         if other.version <= chosen.version or other.descriptor.annotations.get(oci.KEY) != chosen.key_digest:
             continue
         try:

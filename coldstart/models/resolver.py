@@ -52,16 +52,15 @@ def look_up_for_start(
             revision = revision or commit
     typed = inspection.read_recorded_arguments(bundle) if bundle and vllm_args is None else vllm_args
     lookup = inspection.look_up(
-        word, typed or (), cache=cache, offline=offline, revision=revision, accepts=accepts
+        word, typed or (), cache=cache, offline=offline, revision=revision, accepts=accepts, bundles=()
     )
     if bundle is not None:
         return _take_version(lookup, bundle, records_arguments=vllm_args is None)
-    return adopt_recorded_arguments(lookup) if vllm_args is None else lookup
+    return _adopt_recorded_arguments(lookup) if vllm_args is None else lookup.refresh()
 
 
 def _take_version(lookup: BundleLookup, bundle: Bundle, *, records_arguments: bool) -> BundleLookup:
-    """Return the lookup restricted to this bundle version, whose arguments it has if `records_arguments` is set."""
-    lookup = replace(lookup, bundle=None, nearest=None, mismatches=(), untrusted=None, notes=())
+    """Return the lookup with this bundle version, whose arguments it has if `records_arguments` is set."""
     if lookup.key != bundle.key:
         return replace(lookup, nearest=bundle, mismatches=tuple(compare_keys(lookup.key, bundle.key)))
     if not (lookup.accepts or inspection.trust)(bundle).is_trusted:
@@ -107,13 +106,14 @@ def can_be_model(word: str) -> bool:
     return resolution.is_known_model(word) or resolution.is_repo_id(word)
 
 
-def adopt_recorded_arguments(lookup: BundleLookup) -> BundleLookup:
-    """Return the lookup with the arguments of the newest trusted bundle of its model for this machine.
+def _adopt_recorded_arguments(lookup: BundleLookup) -> BundleLookup:
+    """Look up the bundle for the arguments of the newest trusted bundle of the model for this machine.
 
-    `lookup` must have no arguments. If no trusted bundle fits, return `lookup` with `untrusted` set to the best untrusted
-    bundle that fits.
+    `lookup` has no arguments. If no trusted bundle fits, look up the bundle for no arguments, and set `untrusted` to the best
+    untrusted bundle that fits.
     """
-    named = [bundle for bundle in lookup.store.list_bundles() if bundle.identity[0] == lookup.model.name]
+    bundles = lookup.store.list_bundles()
+    named = [bundle for bundle in bundles if bundle.identity[0] == lookup.model.name]
     readable = [one for one in sort_best_first(named, inspection.trust) if one.read_error is None]
     for candidate in readable:
         if (
@@ -127,7 +127,9 @@ def adopt_recorded_arguments(lookup: BundleLookup) -> BundleLookup:
             field == _WEIGHTS and wanted is None
             for field, wanted, _ in compare_keys(key, candidate.bundle.key)
         ):
-            return replace(lookup, vllm_args=arguments, key=key, arguments_bundle=candidate.bundle).refresh()
+            adopted = replace(lookup, vllm_args=arguments, key=key, arguments_bundle=candidate.bundle)
+            return adopted.refresh(bundles)
+    lookup = lookup.refresh(bundles)
     if lookup.bundle is not None or lookup.untrusted is not None or lookup.accepts is not None:
         return lookup
     distrusted = (one.bundle for one in readable if not one.trust.is_trusted)

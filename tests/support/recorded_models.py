@@ -1,6 +1,5 @@
 """A model directory, an engine of fixed versions, and signed bundles with the arguments that their materialization recorded."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +8,7 @@ import pytest
 from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
+from tools import tiny_models
 from tools.bundles import KV, provenance
 
 from coldstart.contract.arguments import Arguments
@@ -27,11 +27,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def model(home: Path, engine: None) -> str:
     """Directory of a model in `home`, with a configuration and a weight file without tensors."""
-    place = home / "my-model"
-    place.mkdir()
-    (place / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
-    (place / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
-    return str(place)
+    return str(tiny_models.write_empty(home / "my-model"))
 
 
 def publish_recorded(

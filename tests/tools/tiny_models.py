@@ -1,11 +1,15 @@
-"""Tiny models that all tests of this checkout share, because building one takes seconds."""
+"""Tiny models that all tests of this checkout share, because building one takes seconds, and models without tensors."""
 
+import json
 import shutil
 import zlib
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
+
 from coldstart.models import tiny
+from coldstart.system import runtime
 
 _SHARED = Path(__file__).parents[2] / ".cache" / "tests"
 
@@ -27,3 +31,18 @@ def shared(name: str) -> Path:
     """Return the shared model `name`, built on first use. Other code, or another transformers, builds another one."""
     made_by = Path(tiny.__file__).read_bytes() + version("transformers").encode()
     return tiny.build_tiny_model(name, _SHARED / f"{zlib.crc32(made_by):08x}")
+
+
+def write_empty(directory: Path, **config: object) -> Path:
+    """Write a Llama with these members of its configuration and a weight file without tensors, and return its directory."""
+    directory.mkdir()
+    document = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **config}
+    (directory / "config.json").write_text(json.dumps(document))
+    (directory / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+    return directory
+
+
+def require_vllm() -> None:
+    """Skip the test where no vLLM is installed, because the key of a bundle has its version."""
+    if runtime.find_vllm_distribution() is None:
+        pytest.skip("a key needs an installed vLLM")

@@ -50,10 +50,17 @@ def look_up_bundle(launch: Launch, cache: Cache, *, offline: bool) -> BundleLook
 def read_bundle_arguments(launch: Launch, cache: Cache, *, offline: bool) -> tuple[Arguments, str]:
     """Return the vLLM arguments and the name of the model's newest trusted bundle. Both are empty if there is no such bundle.
 
-    Raises the errors of `inspection.look_up`, and NoBundleError if `on_miss` is "fail" and the only bundle is untrusted.
+    Raises the errors of `resolver.look_up_for_start`, and NoBundleError if `on_miss` is "fail" and the only bundle is
+    untrusted.
     """
-    asked = look_up_bundle(replace(launch, args=Arguments(), weights_from=None), cache, offline=offline)
-    found = resolver.adopt_recorded_arguments(asked)
+    found = resolver.look_up_for_start(
+        launch.model,
+        None,
+        cache=cache,
+        offline=offline,
+        revision=launch.revision,
+        accepts=accept_any if launch.untrusted else None,
+    )
     if found.bundle is None and found.untrusted is not None and launch.on_miss == FAIL:
         raise inspection.build_miss_error(found)
     lender = found.arguments_bundle

@@ -9,7 +9,9 @@ from typing import Any
 
 import huggingface_hub
 import pytest
-from coldstart.artifacts.bundle import accept_any
+from coldstart.artifacts.bundle import TrustCheck, accept_any
+from coldstart.artifacts.oci import Descriptor
+from coldstart.artifacts.oci_layout import OciLayout
 from support.recorded_models import engine, model, publish_recorded
 from tools import tiny_models
 
@@ -61,8 +63,8 @@ SHORT, LONG = ("--max-model-len", "512"), ("--max-model-len", "1024")
 LATER = "2026-02-01T00:00:00Z"
 
 
-def adopt(model: str) -> BundleLookup:
-    return resolver.adopt_recorded_arguments(inspection.look_up(model))
+def adopt(model: str, accepts: TrustCheck | None = None) -> BundleLookup:
+    return resolver.look_up_for_start(model, None, cache=Cache.at(), accepts=accepts)
 
 
 @pytest.mark.usefixtures("engine")
@@ -70,8 +72,21 @@ def test_adopt_arguments_takes_none_of_an_untrusted_bundle(model: str) -> None:
     trusted = publish_recorded(model, LONG)
     publish_recorded(model, ("--middleware", "evil.module"), created=LATER, signed=False)
     assert adopt(model).bundle == trusted
-    unsigned = resolver.adopt_recorded_arguments(inspection.look_up(model, accepts=accept_any))
-    assert unsigned.vllm_args == LONG
+    assert adopt(model, accept_any).vllm_args == LONG
+
+
+@pytest.mark.usefixtures("engine")
+def test_a_start_reads_the_index_once(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, read, real = publish_recorded(model, LONG), list[OciLayout](), OciLayout.read_entries
+    inspection.trust(made)  # the record of the verification
+
+    def read_entries(layout: OciLayout) -> list[Descriptor]:
+        read.append(layout)
+        return real(layout)
+
+    monkeypatch.setattr(OciLayout, "read_entries", read_entries)
+    assert adopt(model).bundle == made and len(read) == 1
+    assert resolver.look_up_for_start(model, SHORT, cache=Cache.at()).nearest == made and len(read) == 2
 
 
 @pytest.mark.usefixtures("engine")
@@ -84,9 +99,10 @@ def test_adopt_arguments_takes_none_with_a_hidden_secret(model: str) -> None:
 @pytest.mark.usefixtures("engine")
 def test_adopt_arguments_takes_none_of_others(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     publish_recorded(model, SHORT)
-    (Path(model) / "config.json").write_text(json.dumps({"architectures": ["Qwen2ForCausalLM"]}))
+    config = Path(model) / "config.json"
+    config.write_text((own := config.read_text()).replace("LlamaForCausalLM", "Qwen2ForCausalLM"))
     assert adopt(model).arguments_bundle is None
-    (Path(model) / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    config.write_text(own)
     assert adopt(model).arguments_bundle is not None
     monkeypatch.setattr(runtime, "read_torch_build", lambda: {"__version__": "2.14.0+cpu"})
     assert adopt(model).arguments_bundle is None
