@@ -3,15 +3,33 @@
 import json
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from coldstart.artifacts import sign
+from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.store import Store
+from tools.bundles import publish
 from tools.command_line import run
 
+from coldstart.models import inspection
+from coldstart.system import paths
+from coldstart.system.paths import Cache
 from tests.support.engines import fake_engine, home
 
 __all__ = ["fake_engine", "home", "run"]
 STRANGER = 64321
 """An unassigned user id; the kernel treats it like any other."""
+
+
+@pytest.fixture
+def signed(home: Path, tmp_path: Path) -> Bundle:
+    """A bundle of this user's key, with a record that it is trusted."""
+    bundle = publish(
+        Store(Cache.at().bundles), tmp_path / "scratch", signer=sign.load_host_key(paths.state_dir())
+    )
+    assert inspection.trust(bundle).is_trusted
+    return bundle
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from coldstart.commands._output import Output
 from support.prefetching import checkpoint, prefetcher
 from support.range_server import run_server
 from tools.command_line import Run
-from tools.raw_server import Asked, RawServer, answer, answering, dribble, flood, say
+from tools.raw_server import Asked, RawServer, answer, answering, challenge, dribble, flood, say
 
 from coldstart.contract.environment import PREFETCH_TOKEN
 from coldstart.errors import CommandFailedError, UsageError
@@ -214,8 +214,7 @@ def test_redirect_of_token_server_has_no_credential(tmp_path: Path, monkeypatch:
             if asked.path.startswith("/token"):
                 answer(connection, 307, {"Location": third.url + asked.path})
             else:
-                realm = f'Bearer realm="http://{asked.headers["host"]}/token"'
-                answer(connection, 401, {"WWW-Authenticate": realm})
+                challenge(connection, asked, "/token")
 
         with answering(registry) as first:
             _log_in(tmp_path, first.address, monkeypatch)

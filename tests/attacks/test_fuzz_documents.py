@@ -23,6 +23,7 @@ from coldstart.artifacts.store import Store
 from coldstart.commands import bundles, inspect
 from coldstart.commands._options import Common
 from coldstart.commands._output import Format, Output
+from tools import tiny_models
 from tools.bundles import config, plant, provenance
 
 from coldstart.contract.arguments import Arguments
@@ -31,7 +32,6 @@ from coldstart.launch import planning
 from coldstart.launch.planning import ServeRequest
 from coldstart.models import inspection
 from coldstart.scheduling.settings import SchedulerSettings
-from coldstart.system import runtime
 from coldstart.system.paths import Cache
 from coldstart.validate.checks import check
 
@@ -179,13 +179,8 @@ def writes_outside(root: Path) -> Iterator[list[str]]:
 
 @pytest.mark.slow
 def test_readers_refuse_or_read_each_mutation(home: Path) -> None:
-    if runtime.find_vllm_distribution() is None:
-        pytest.skip("a key needs an installed vLLM")
-    model = home / "my-model"
-    model.mkdir()
-    architecture = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
-    (model / "config.json").write_text(json.dumps(architecture))
-    (model / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+    tiny_models.require_vllm()
+    model = tiny_models.write_empty(home / "my-model")
     key, refused, read = inspection.look_up(str(model)).key, 0, 0
     with writes_outside(home) as strayed:
         for seed in range(20 * (len(SECTIONS) + 1)):

@@ -11,18 +11,19 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from coldstart.artifacts import oci, remote
+from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.net.http_client import PATIENCE_VARIABLE
 from coldstart.artifacts.store import Store
 from support.prefetching import checkpoint, prefetcher
 from tools.bundles import publish
-from tools.raw_server import Asked, answer, answering, dribble, flood, say
+from tools.raw_server import Asked, answer, answering, challenge, dribble, flood
 
 from coldstart.validate.checks import check
 from coldstart.weights.prefetch import PrefetchFailedError, client
@@ -77,8 +78,7 @@ def _gives(token: Callable[[socket.socket], None]) -> Behave:
     def behave(connection: socket.socket, asked: Asked) -> None:
         if asked.path.startswith("/token"):
             return token(connection)
-        realm = f'Bearer realm="http://{asked.headers["host"]}/token"'
-        return answer(connection, 401, {"WWW-Authenticate": realm})
+        return challenge(connection, asked, "/token")
 
     return behave
 
@@ -234,6 +234,35 @@ def test_a_hostile_weights_server(name: str, monkeypatch: pytest.MonkeyPatch) ->
         assert watch.peak < RSS
 
 
+def _serve_bundle(made: Bundle, signatures: int, hostile: Mapping[str, Behave]) -> Behave:
+    """Return a registry with a bundle and signatures that it lacks. Parts in `hostile` are answered by that behaviour."""
+    listed = [
+        {"mediaType": oci.MANIFEST_TYPE, "digest": f"sha256:{number:064x}", "size": 700}
+        | {"artifactType": oci.SIGNATURE_TYPE}
+        for number in range(signatures)
+    ]
+    index = json.dumps({"schemaVersion": 2, "mediaType": oci.INDEX_TYPE, "manifests": listed}).encode()
+
+    def registry(connection: socket.socket, asked: Asked) -> None:
+        last = asked.path.rpartition("/")[2]
+        blob = made.layout.root / "blobs" / "sha256" / last.partition(":")[2]
+        if "/referrers/" in asked.path:
+            part, data = "referrers", index
+        elif "/manifests/" in asked.path and not last.startswith("sha256"):
+            part, data = "manifest", made.read_image_manifest()
+        elif not blob.is_file():
+            return hostile.get("signature", lambda c, _: answer(c, 404))(connection, asked)
+        else:
+            data = blob.read_bytes()
+            part = "blob" if len(data) > 1500 else "small blob"
+        if part in hostile:
+            return hostile[part](connection, asked)
+        kind = {"Content-Type": oci.INDEX_TYPE} if part == "referrers" else {}
+        return answer(connection, 200, kind, data)
+
+    return registry
+
+
 @pytest.mark.parametrize("where", ["blob", "referrers", "signature"])
 @pytest.mark.parametrize(
     "name", ["dribbles its body", "errs at length", "closes at once", "has a body without length"]
@@ -243,34 +272,7 @@ def test_hostile_responses_after_a_valid_manifest(
 ) -> None:
     """The manifest is valid, later responses are not. A signature that cannot be fetched neither helps nor stops the pull."""
     monkeypatch.setenv(PATIENCE_VARIABLE, "0.5")
-    made = publish(Store(tmp_path / "made"), tmp_path)
-    listed = {"mediaType": oci.MANIFEST_TYPE, "digest": f"sha256:{'0' * 64}", "size": 700}
-    index = {
-        "schemaVersion": 2,
-        "mediaType": oci.INDEX_TYPE,
-        "manifests": [listed | {"artifactType": oci.SIGNATURE_TYPE}],
-    }
-    hostile = COMMON[name]
-
-    def registry(connection: socket.socket, asked: Asked) -> None:
-        last = asked.path.rpartition("/")[2]
-        blob = tmp_path / "made" / "blobs" / "sha256" / last.partition(":")[2]
-        if "/referrers/" in asked.path:
-            if where == "referrers":
-                hostile(connection, asked)
-            else:
-                answer(connection, 200, {"Content-Type": oci.INDEX_TYPE}, json.dumps(index).encode())
-        elif "/manifests/" in asked.path and last.startswith("sha256:0000"):
-            hostile(connection, asked)
-        elif "/manifests/" in asked.path and not last.startswith("sha256"):
-            answer(connection, 200, {}, made.read_image_manifest())
-        elif where == "blob" and blob.exists() and blob.stat().st_size > 1500:
-            hostile(connection, asked)
-        else:
-            answer(
-                connection, 200 if blob.is_file() else 404, {}, blob.read_bytes() if blob.is_file() else b""
-            )
-
+    registry = _serve_bundle(publish(Store(tmp_path / "made"), tmp_path), 1, {where: COMMON[name]})
     store = Store(tmp_path / "store")
     with answering(registry) as server, _Watch() as watch:
         began = time.monotonic()
@@ -283,26 +285,7 @@ def test_hostile_responses_after_a_valid_manifest(
 
 def test_pull_limits_the_number_of_signatures(tmp_path: Path) -> None:
     made = publish(Store(tmp_path / "made"), tmp_path)
-    listed = [
-        {"mediaType": oci.MANIFEST_TYPE, "digest": f"sha256:{number:064x}", "size": 700}
-        | {"artifactType": oci.SIGNATURE_TYPE}
-        for number in range(2000)
-    ]
-    index = json.dumps({"schemaVersion": 2, "mediaType": oci.INDEX_TYPE, "manifests": listed}).encode()
-
-    def registry(connection: socket.socket, asked: Asked) -> None:
-        last = asked.path.rpartition("/")[2]
-        blob = tmp_path / "made" / "blobs" / "sha256" / last.partition(":")[2]
-        if "/referrers/" in asked.path:
-            answer(connection, 200, {"Content-Type": oci.INDEX_TYPE}, index)
-        elif last == "latest":
-            answer(connection, 200, {}, made.read_image_manifest())
-        elif blob.exists():
-            answer(connection, 200, {}, blob.read_bytes())
-        else:
-            say(connection, {"errors": []}, 404)
-
-    with answering(registry) as server:
+    with answering(_serve_bundle(made, 2000, {})) as server:
         pulled = remote.pull(Store(tmp_path / "store"), f"oci://{server.address}/a/b")
         assert pulled == made
         asked = [one for one in server.asked if one.path.rpartition(":")[2].startswith("000000")]

@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 from coldstart.artifacts import ownership, sign
 from coldstart.artifacts.store import Store
+from tools import tiny_models
 from tools.bundles import publish
 from tools.command_line import Run
 
 from coldstart.launch import planning
 from coldstart.launch.planning import ServeRequest
 from coldstart.models import inspection, relevance
-from coldstart.system import paths, runtime
+from coldstart.system import paths
 
 Act = Callable[[Callable[[], object]], object]
 PLANTED = "PLANTED-secret"
@@ -61,13 +62,8 @@ def test_cache_of_another_user_is_not_written(home: Path, stranger: Act, tmp_pat
 
 def test_bundle_is_served_from_a_read_only_volume(run: Run, home: Path, tmp_path: Path) -> None:
     """The main case in a container: the cache is mounted read-only."""
-    if runtime.find_vllm_distribution() is None:
-        pytest.skip("a key needs an installed vLLM")
-    model = home / "my-model"
-    model.mkdir()
-    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
-    (model / "config.json").write_text(json.dumps(config))
-    (model / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+    tiny_models.require_vllm()
+    model = tiny_models.write_empty(home / "my-model")
     wanted = inspection.look_up(str(model)).key
     publish(
         Store(paths.Cache.at().bundles), tmp_path / "s", wanted, signer=sign.load_host_key(paths.state_dir())

@@ -11,7 +11,7 @@ from threading import Condition
 from typing import Any
 
 import pytest
-from support.prefetching import FILE, checkpoint
+from support.prefetching import FILE, checkpoint, prefetcher
 from support.processes import busy_s, exhaust_descriptors, wait_until
 from support.range_server import RangeServer, run_server
 
@@ -40,13 +40,10 @@ def server(directory: Path, plan: dict[str, Any]) -> Iterator[RangeServer]:
 
 @pytest.fixture(scope="module")
 def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    made = tmp_path_factory.mktemp("rt")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("COLDSTART_PREFETCH_MEMORY_BYTES", str(1 << 20))
-        patch.setenv("COLDSTART_PREFETCH_STREAMS", "1")  # one connection to the source, opened at once
+    # One connection to the source, opened at once.
+    settings = {"COLDSTART_PREFETCH_MEMORY_BYTES": 1 << 20, "COLDSTART_PREFETCH_STREAMS": 1}
+    with prefetcher(tmp_path_factory.mktemp("rt"), **settings) as made:
         yield made
-        with suppress(client.PrefetchError):
-            client.request("stop", directory=made)
 
 
 @pytest.fixture

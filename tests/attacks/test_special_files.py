@@ -22,6 +22,7 @@ from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.store import Store
 from tools.bundles import publish
 from tools.command_line import Run
+from tools.tiny_models import write_empty
 
 from coldstart.bench import compare
 from coldstart.errors import ColdstartError, UsageError
@@ -111,13 +112,6 @@ def _refuse(read: Callable[[], Any], name: str, *kinds: type[Exception]) -> None
     assert name in str(error)
     if isinstance(error, ColdstartError):
         assert error.hint and "internal error" not in str(error)
-
-
-@pytest.fixture
-def signed(home: Path, tmp_path: Path) -> Bundle:
-    return publish(
-        Store(Cache.at().bundles), tmp_path / "scratch", signer=sign.load_host_key(paths.state_dir())
-    )
 
 
 @pytest.mark.parametrize("name", ["index.json", "oci-layout"])
@@ -214,10 +208,7 @@ def test_lock_and_shared_object_do_not_hang(home: Path, tmp_path: Path, replace:
 
 
 def _make_model(tmp_path: Path) -> Path:
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text('{"architectures": ["X"]}')
-    (model / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+    model = write_empty(tmp_path / "model")
     (model / "model.safetensors.index.json").write_text('{"weight_map": {}}')
     (model / "tokenizer.json").write_text("{}")
     return model

@@ -13,6 +13,7 @@ from coldstart.artifacts.bundle import Bundle, accept_any
 from coldstart.artifacts.errors import ExposedKeyError, InvalidNameError
 from coldstart.artifacts.key import Key
 from coldstart.artifacts.store import Store
+from tools import tiny_models
 from tools.bundles import publish, publish_sections
 from tools.command_line import Run
 
@@ -29,12 +30,7 @@ OLD, NEW, LATER = "2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z", "2026-03-01T00
 
 @pytest.fixture
 def model(home: Path) -> str:
-    place = home / "my-model"
-    place.mkdir()
-    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "torch_dtype": "float32"}
-    (place / "config.json").write_text(json.dumps(config))
-    (place / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
-    return str(place)
+    return str(tiny_models.write_empty(home / "my-model", torch_dtype="float32"))
 
 
 @pytest.fixture
@@ -177,15 +173,6 @@ def test_cached_trust_ends_when_its_key_is_removed(store: Store, home: Path, wan
 
 MODES = (0o770, 0o777, 0o1777, 0o720, 0o702, 0o2770)
 root_alone = pytest.mark.skipif(os.getuid() != 0, reason="giving a file to another user needs root")
-
-
-@pytest.fixture
-def signed(home: Path, tmp_path: Path) -> Bundle:
-    bundle = publish(
-        Store(Cache.at().bundles), tmp_path / "scratch", signer=sign.load_host_key(paths.state_dir())
-    )
-    assert inspection.trust(bundle).is_trusted  # and is recorded
-    return bundle
 
 
 def _find_key() -> Path:

@@ -11,12 +11,13 @@ from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
 from support.graphs_tools import proven
+from tools import tiny_models
 from tools.bundles import KV, flip, key, publish, publish_sections
 from tools.command_line import Run
 
 from coldstart.models import inspection
 from coldstart.models.inspection import NOT_MADE
-from coldstart.system import paths, runtime
+from coldstart.system import paths
 from coldstart.system.paths import Cache
 
 
@@ -80,12 +81,8 @@ def test_inspect_diff(run: Run, bundle: Bundle, home: Path) -> None:
 
 @pytest.fixture
 def model(home: Path) -> Path:
-    if runtime.find_vllm_distribution() is None:
-        pytest.skip("a key needs an installed vLLM")
-    place = home / "my-model"
-    place.mkdir()
-    (place / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
-    return place
+    tiny_models.require_vllm()
+    return tiny_models.write_empty(home / "my-model")
 
 
 def test_inspect_names_the_differing_field_when_no_bundle_matches(run: Run, model: Path, home: Path) -> None:

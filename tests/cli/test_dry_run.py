@@ -14,7 +14,7 @@ from tools.bundles import CODE, KV, publish_sections, write_tree
 from tools.command_line import Run
 
 from coldstart.models import inspection
-from coldstart.system import paths, runtime
+from coldstart.system import paths
 from coldstart.system.paths import Cache
 from coldstart.weights import weights_plan
 
@@ -25,8 +25,7 @@ Listing = dict[str, tuple[int, ...]]
 @pytest.fixture
 def before(run: Run, monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterator[list[Listing]]:
     """Check after the test that the home is as in the listing of `note`, and that the hub received no connection."""
-    if runtime.find_vllm_distribution() is None:
-        pytest.skip("a key needs an installed vLLM")
+    tiny_models.require_vllm()
     noted: list[Listing] = []
     with socket.create_server(("127.0.0.1", 0)) as hub:
         hub.setblocking(False)

@@ -13,7 +13,6 @@ from tools import tiny_models
 from tools.command_line import Run
 
 from coldstart.models import resolution
-from coldstart.system import runtime
 from coldstart.system.ipc.addresses import find_free_port
 from coldstart.system.paths import Cache
 
@@ -50,8 +49,7 @@ ARGUMENTS = ("--max-model-len", "512")
 
 @pytest.fixture
 def model(run: Run) -> str:
-    if runtime.find_vllm_distribution() is None:
-        pytest.skip("a key needs an installed vLLM")
+    tiny_models.require_vllm()
     tiny_models.place("tiny-llama", Cache.at().models)
     return "tiny-llama"
 

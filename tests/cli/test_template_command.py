@@ -18,7 +18,6 @@ from tools.command_line import Run
 
 from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import preparation
-from coldstart.system import runtime
 from coldstart.system.paths import Cache
 from coldstart.system.snapshot import runtime_image
 from coldstart.weights.prefetch import client
@@ -53,8 +52,7 @@ def test_status_lists_image_with_its_defect(run: Run, image: Path) -> None:
 def test_template_has_the_arguments_of_the_bundle_when_none_are_typed(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if runtime.find_vllm_distribution() is None:
-        pytest.skip("a key needs an installed vLLM")
+    tiny_models.require_vllm()
     tiny_models.place("tiny-llama", Cache.at().models)
     made = publish_recorded("tiny-llama", ("--max-model-len", "512"))
     begun: list[LaunchPlan] = []

@@ -1,9 +1,11 @@
 """Run the command line in a child process with a separate home directory, or parse it only."""
 
 import os
+import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -38,6 +40,20 @@ def run(home: Path) -> Run:
         return done
 
     return command
+
+
+def check_pod(pod: Mapping[str, Any]) -> None:
+    """Fail unless the containers of a pod mount all its volumes and run commands that coldstart has, or Ray's."""
+    containers = [*pod.get("initContainers", []), *pod["containers"]]
+    mounted = {mount["name"] for one in containers for mount in one["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in pod["volumes"]}
+    for container in containers:
+        words = [*container["command"], *container.get("args", [])]
+        if words[0] == "/bin/bash":
+            words = re.findall(r"coldstart [^&]*", words[2])[0].split() if "coldstart" in words[2] else []
+        if words:
+            assert words[0] == "coldstart"
+            parse(words[1:])
 
 
 def parse(words: list[str]) -> None:

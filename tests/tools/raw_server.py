@@ -123,6 +123,12 @@ def say(connection: socket.socket, value: object, status: int = 200) -> None:
     answer(connection, status, {"Content-Type": "application/json"}, json.dumps(value).encode())
 
 
+def challenge(connection: socket.socket, asked: Asked, path: str, more: str = "") -> None:
+    """Ask for a Bearer token of the server itself."""
+    realm = f'Bearer realm="http://{asked.headers["host"]}{path}"{more}'
+    answer(connection, 401, {"WWW-Authenticate": realm})
+
+
 def dribble(connection: socket.socket, data: bytes, every_s: float) -> None:
     """Send one byte at a time and repeat the last byte without an end."""
     position = 0

@@ -26,7 +26,7 @@ from coldstart.artifacts import sign
 from coldstart.artifacts.store import Store
 from coldstart.commands.cli import load
 from tools.bundles import NAME, publish
-from tools.command_line import parse
+from tools.command_line import check_pod, parse
 
 from coldstart.contract import environment
 from coldstart.host import configuration
@@ -107,13 +107,7 @@ def test_kubernetes_accepts_the_deployment(file: Path) -> None:
         kubernetes_validate.validate(bad, KUBERNETES, strict=True)
     pod = deployment["spec"]["template"]
     assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
-    volumes = {volume["name"] for volume in pod["spec"]["volumes"]}
-    containers = [*pod["spec"]["initContainers"], *pod["spec"]["containers"]]
-    assert {mount["name"] for one in containers for mount in one["volumeMounts"]} == volumes
-    for container in containers:
-        program, *words = [*container["command"], *container.get("args", [])]
-        assert program == "coldstart"
-        parse(words)
+    check_pod(pod["spec"])
 
 
 def _check(document: Any) -> list[Any]:
@@ -147,17 +141,8 @@ def test_operators_of_kubernetes_accept_the_custom_resources(file: Path) -> None
     kubernetes_validate.validate(service, KUBERNETES, strict=True)
     templates = _check(custom)
     assert len(templates) == 2
-    for spec in (template["spec"] for template in templates):
-        volumes = {volume["name"] for volume in spec["volumes"]}
-        containers = [*spec.get("initContainers", []), *spec["containers"]]
-        assert {mount["name"] for one in containers for mount in one["volumeMounts"]} == volumes
-        for container in containers:
-            words = [*container["command"], *container.get("args", [])]
-            if words[0] == "/bin/bash":
-                words = re.findall(r"coldstart [^&]*", words[2])[0].split() if "coldstart" in words[2] else []
-            if words:
-                assert words[0] == "coldstart"
-                parse(words[1:])
+    for template in templates:
+        check_pod(template["spec"])
     bad = copy.deepcopy(custom)
     bad["spec"]["colour"] = 1
     with pytest.raises(jsonschema.ValidationError):

@@ -15,7 +15,7 @@ from coldstart.artifacts.credentials import Login
 from coldstart.artifacts.errors import BundleError, RemoteDeniedError
 from coldstart.artifacts.registry_auth import RegistrySession
 from coldstart.artifacts.store import Store
-from tools.raw_server import Asked, answer, answering, say
+from tools.raw_server import Asked, answer, answering, challenge, say
 
 HOST = "registry.example:5000"
 # Implements docker's documented protocol: store, get, erase and list, with JSON or the address on stdin.
@@ -91,8 +91,7 @@ def test_identity_token_is_exchanged_for_an_access_token(docker: Path, tmp_path:
         elif asked.headers.get("authorization") == "Bearer abc":
             answer(connection, 404)
         else:
-            realm = f'Bearer realm="http://{asked.headers["host"]}/oauth2/token",service="s"'
-            answer(connection, 401, {"WWW-Authenticate": realm})
+            challenge(connection, asked, "/oauth2/token", ',service="s"')
 
     with answering(registry) as server:
         _configure(docker, credHelpers={server.address: "test"})
@@ -141,8 +140,7 @@ def test_bearer_token_is_asked_for_once_with_the_repository_as_scope(docker: Pat
         elif given == "Bearer abc":
             answer(connection, 200, {}, b"yes")
         else:
-            realm = f'Bearer realm="http://{asked.headers["host"]}/token",service="here"'
-            answer(connection, 401, {"WWW-Authenticate": realm})
+            challenge(connection, asked, "/token", ',service="here"')
 
     with answering(registry) as server:
         _configure(docker, auths={server.address: {"auth": login}})

@@ -152,44 +152,35 @@ class TestThaw:
         assert list(paths.runtime_dir().glob("thawed-*")) == []
 
 
-def test_a_dump_that_fails_leaves_no_template(
-    home: Path,
-    tmp_path: Path,
-    fake_engine: FakeEngine,
-    fake_criu: Callable[[int], Path],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def out(home: Path, tmp_path: Path, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of an image of the fake engine, whose socket will be in `home`."""
     fake_engine("serves")
-    calls = fake_criu(1)
     monkeypatch.setattr(process_snapshot, "create_frozen_socket_dir", lambda: home)
     (tmp_path / "out").mkdir()
+    return tmp_path / "out"
+
+
+def test_a_dump_that_fails_leaves_no_template(out: Path, fake_criu: Callable[[int], Path]) -> None:
+    calls = fake_criu(1)
     with pytest.raises(
         CommandFailedError, match=r"cannot freeze the engine with CRIU: Error .* no such terminal"
     ):
-        process_snapshot.freeze_template(LaunchPlan([]), tmp_path / "out", 20)
+        process_snapshot.freeze_template(LaunchPlan([]), out, 20)
     pid = int(calls.read_text().split(" -t ")[1].split()[0])
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_freeze_records_the_dependencies(
-    home: Path,
-    tmp_path: Path,
-    fake_engine: FakeEngine,
-    fake_criu: Callable[[int], Path],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    fake_engine("serves")
+def test_freeze_records_the_dependencies(out: Path, home: Path, fake_criu: Callable[[int], Path]) -> None:
     fake_criu(0)
-    monkeypatch.setattr(process_snapshot, "create_frozen_socket_dir", lambda: home)
-    (tmp_path / "out").mkdir()
-    unshared = process_snapshot.freeze_template(LaunchPlan([]), tmp_path / "out", 20)
+    unshared = process_snapshot.freeze_template(LaunchPlan([]), out, 20)
     assert unshared is not None and "reads all of its memory from the image" in unshared  # fake images
-    made = json.loads((tmp_path / "out" / process_snapshot.ABOUT).read_text())
+    made = json.loads((out / process_snapshot.ABOUT).read_text())
     assert made["criu"] == "9.8.7" and made["meeting"] == str(home)
-    listed = (tmp_path / "out" / fingerprint.ABOUT).read_text()
+    listed = (out / fingerprint.ABOUT).read_text()
     assert "python" in listed and "coldstart/launch/process_snapshot.py" in listed
     assert not (home / fingerprint.MODULES).exists()
-    process_snapshot.require_matching_image(tmp_path / "out", LaunchPlan([]))
+    process_snapshot.require_matching_image(out, LaunchPlan([]))
 
 
 def test_a_thawed_template_ends_with_its_namespaces(tmp_path: Path) -> None:

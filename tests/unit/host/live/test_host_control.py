@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -171,15 +173,22 @@ def test_reload_revokes_the_keys_of_clients_and_reports_a_file_that_cannot_be_us
     assert served.run(work) == 143
 
 
+@asynccontextmanager
+async def _streaming(served: Served) -> AsyncIterator[tuple[aiohttp.ClientSession, aiohttp.ClientResponse]]:
+    """Yield a client of the host and a stream that has begun."""
+    body = {"model": "a", "prompt": "x", "stream": True, "pieces": 40, "pause_s": 0.01}
+    async with (
+        aiohttp.ClientSession() as client,
+        client.post(served.urls[0] + "/v1/completions", json=body) as answer,
+    ):
+        await answer.content.readline()
+        yield client, answer
+
+
 def test_stop_lets_a_stream_end_and_a_second_stop_changes_nothing(served: Served) -> None:
     async def work(served: Served) -> None:
-        body = {"model": "a", "prompt": "x", "stream": True, "pieces": 40, "pause_s": 0.01}
         url = served.urls[0]
-        async with (
-            aiohttp.ClientSession() as client,
-            client.post(url + "/v1/completions", json=body) as answer,
-        ):
-            await answer.content.readline()
+        async with _streaming(served) as (client, answer):
             # Both arrive while the socket is open: the second on a connection from before.
             async with aiohttp.ClientSession() as other:
                 async with other.get(url + "/health") as healthy:
@@ -232,14 +241,7 @@ def test_sighup_reads_the_file_that_has_not_changed(served: Served) -> None:
 @pytest.mark.parametrize("signals", [1, 2])
 def test_first_signal_waits_for_streams_and_second_does_not(served: Served, signals: int) -> None:
     async def work(served: Served) -> None:
-        import aiohttp
-
-        body = {"model": "a", "prompt": "x", "stream": True, "pieces": 40, "pause_s": 0.01}
-        async with (
-            aiohttp.ClientSession() as client,
-            client.post(served.urls[0] + "/v1/completions", json=body) as answer,
-        ):
-            await answer.content.readline()
+        async with _streaming(served) as (_, answer):
             for _ in range(signals):
                 os.kill(os.getpid(), signal.SIGTERM)
                 await asyncio.sleep(0)
