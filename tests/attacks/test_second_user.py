@@ -74,15 +74,9 @@ class Victim:
     segment: Path
 
 
-@pytest.fixture(params=[0, 0o022])
-def victim(
-    request: pytest.FixtureRequest,
-    home: Path,
-    tmp_path: Path,
-    fake_engine: Callable[[str], None],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Victim]:
-    previous = os.umask(request.param)  # with 0, every mode must be the tool's own decision
+@pytest.fixture
+def tmp(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory of temporary files that every user can write to, the only place for sockets."""
     tmp = home / "tmp"
     tmp.mkdir()
     tmp.chmod(0o1777)
@@ -90,6 +84,17 @@ def victim(
     monkeypatch.setenv("TMPDIR", str(tmp))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp))
     monkeypatch.delenv("XDG_RUNTIME_DIR")
+    return tmp
+
+
+@pytest.fixture(params=[0, 0o022])
+def victim(
+    request: pytest.FixtureRequest,
+    tmp: Path,
+    tmp_path: Path,
+    fake_engine: Callable[[str], None],
+) -> Iterator[Victim]:
+    previous = os.umask(request.param)  # with 0, every mode must be the tool's own decision
     fake_engine("serves")
     store = Store(paths.Cache.at().bundles)
     signer = sign.load_host_key(paths.state_dir())
@@ -227,14 +232,8 @@ SQUATS: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("squat", SQUATS)
 @pytest.mark.parametrize("find", [paths.runtime_dir, paths.temporary_dir])
 def test_name_taken_by_another_user_is_not_used(
-    home: Path, stranger: Act, monkeypatch: pytest.MonkeyPatch, squat: str, find: Callable[[], Path]
+    tmp: Path, stranger: Act, squat: str, find: Callable[[], Path]
 ) -> None:
-    tmp = home / "tmp"
-    tmp.mkdir()
-    tmp.chmod(0o1777)
-    home.chmod(0o755)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp))
-    monkeypatch.delenv("XDG_RUNTIME_DIR")
     taken = tmp / f"coldstart-{os.getuid()}"
     stranger(lambda: SQUATS[squat](taken) and None)
     assert taken.lstat().st_uid == STRANGER

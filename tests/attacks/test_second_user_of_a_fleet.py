@@ -175,7 +175,6 @@ def test_no_key_of_a_fleet_is_visible_in_a_command_line(fleet: Fleet) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("ray") is None, reason="no ray")
 def test_other_user_cannot_enter_the_sessions_of_a_fleet(
     home: Path, stranger: Callable[[Callable[[], object]], object]
 ) -> None:
@@ -193,7 +192,6 @@ def test_other_user_cannot_enter_the_sessions_of_a_fleet(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("ray") is None, reason="no ray")
 def test_directories_above_the_sessions_of_a_joining_node_are_private(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.hosted import Served
+from support.hosted import NAME, Served, build_status
 from tools import page_checks
 from tools.chromium import Page
 from tools.raw_server import Asked, answer, answering
 
 from coldstart.host.live import app
-from tests.unit.host.live.test_gateway_app import NAME, build_status
 
 SPANS = [
     {"name": "import <b>vLLM</b>", "track": "server", "start_s": 0.0, "end_s": 1.0},

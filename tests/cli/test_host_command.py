@@ -10,42 +10,29 @@ from typing import Any
 import pytest
 from coldstart.commands import cli
 from support.client_key_files import write_clients
+from support.hosted import build_status
 from tools.command_line import Run
 from tools.raw_server import HEAD_END, Asked, answering, say
 
 from coldstart.contract import fallback
 from coldstart.contract.fallback import Fallback
-from coldstart.host import status
-from coldstart.host.core import Core
-from coldstart.host.events import ModelFailed, ModelReady, RequestArrived
 from coldstart.host.live.run import ModelHost
-from coldstart.host.specification import HostSettings, ModelSpec
-from coldstart.host.status import HostFacts
 
 HOST_FILE = 'memory = "9MiB"\n[models.a]\nargs = []\nmemory = "4MiB"\nstart_s = 1.0\n'
 
 
 def _status_document() -> dict[str, Any]:
-    specs = [
-        ModelSpec.with_two_tiers("a", 3 << 30, 5.0, prewarm="0 8 * * 1-5"),
-        ModelSpec.with_two_tiers("b", 1 << 30, 5.0),
-    ]
-    core = Core(specs, HostSettings(memory=8 << 30, policy="lru", loaders=2))
-    facts = HostFacts(url="http://127.0.0.1:1", pid=77)
-    core.handle(RequestArrived("1", "a"), 0.0)
-    core.handle(ModelReady("a", 2.0), 2.0)
-    core.handle(RequestArrived("2", "b"), 2.0)
-    core.handle(ModelFailed("b", "no weights \x1b[31m"), 3.0)
-    facts.get_model("a").last_start = {
-        **{"at_unix_s": 1e9, "mode": "snapshot", "seconds": 2.0, "spans": []},
-        "phases": {"load": 1.5, "thaw": 0.25},
-        "fallbacks": fallback.encode([Fallback("compile", "it is not trusted")]),
+    document = build_status("a")
+    document["models"][0]["last_start"]["fallbacks"] = fallback.encode(
+        [Fallback("compile", "it is not trusted")]
+    )
+    document["models"][1]["error"] = "no weights \x1b[31m"
+    document["host"] |= {
+        "runtime_template_error": "a model fits in 8.0 GiB only without the template",
+        "config": {"error": "memory: invalid size 'much'"},
+        "client_keys_error": "the client key file keys.toml is not TOML",
     }
-    facts.get_model("a").next_prewarm_unix_s = 1e9
-    facts.template_error = "a model fits in 8.0 GiB only without the template"
-    facts.config_error = "memory: invalid size 'much'"
-    facts.client_keys_error = "the client key file keys.toml is not TOML"
-    return status.build_status(core, facts, 4.0, 1e9)
+    return document
 
 
 @pytest.fixture
@@ -64,10 +51,10 @@ def host() -> Iterator[str]:
 def test_status_as_a_table(run: Run, host: str) -> None:
     said = run("host", "status", "--url", host)
     lines = said.stdout.splitlines()
-    assert "pid 77" in lines[0] and "memory 3072.0 MiB of 8192.0 MiB" in lines[0]
-    assert lines[2] == "http://127.0.0.1:1/ui  page of the host for a browser"
+    assert "pid 7" in lines[0] and "memory 10.00 GiB of 15.00 GiB" in lines[0]
+    assert lines[2] == "http://127.0.0.1:8000/ui  page of the host for a browser"
     rows = {line.split()[0]: line for line in lines[4:]}
-    assert "ready" in rows["a"] and "snapshot 2.00 s (load 1.50, thaw 0.25)" in rows["a"]
+    assert "ready" in rows["a"] and "snapshot 3.25 s (load weights 2.00, import </script> 1.00)" in rows["a"]
     assert "failed" in rows["b"] and "(1024.0 MiB)" in rows["b"]
     assert re.search(r"^a: prewarm 0 8 \* \* 1-5, next 2001-09-09 \d\d:46 \S+$", said.stdout, re.MULTILINE)
     assert "b: prewarm" not in said.stdout

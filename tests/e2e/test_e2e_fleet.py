@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from support.fleet_on_ray import TESTS, Asking, Fleet, Streaming, two_node_fleet
+from support.fleet_rig import tag
 from support.processes import has_ended, wait_until
 
 from coldstart.fleet import events
@@ -138,17 +139,13 @@ def test_dead_node_is_removed_with_its_servers(fleet: Fleet) -> None:
 
 def test_recorded_events_give_the_same_actions_in_the_core(fleet: Fleet) -> None:
     """The simulator's core makes the same decisions for the recorded events."""
-
-    def tagged(thing: Any) -> Any:
-        return {"is": type(thing).__name__, **state.encode(thing)}
-
     rows = [json.loads(line) for line in (fleet.root / "recording").read_text().splitlines()]
     assert len(rows) > 30
     core = FleetCore(FleetSettings(most_ranks=1, consolidate=False, backoff_s=0.2))
     for row in rows:
         kind = getattr(events, row["event"].pop("is"))
         did = core.handle(state.decode(row["event"], kind), row["now"])
-        assert json.loads(json.dumps([tagged(one) for one in did])) == row["actions"], row["event"]
+        assert json.loads(json.dumps([tag(one) for one in did])) == row["actions"], row["event"]
 
 
 def test_down_leaves_no_process(fleet: Fleet) -> None:

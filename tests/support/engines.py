@@ -1,11 +1,14 @@
 """Fake templates and servers: real processes with a fake vLLM."""
 
+import os
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +17,12 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
 from tools.bundles import CODE, publish_sections, write_tree
 
+from coldstart.launch import up_records
+from coldstart.launch.up_records import UpRecord
+from coldstart.models.inspection import BundleLookup
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system import paths
+from coldstart.system.proc import processes
 
 FAKE = Path(__file__).with_name("fake_engine.py")
 Publish = Callable[..., Bundle]
@@ -31,6 +38,19 @@ class FakeThawed:
         self.ends += 1
         self.process.kill()
         self.process.wait()
+
+
+@contextmanager
+def hold_model(lookup: BundleLookup) -> Iterator[tuple[subprocess.Popen[bytes], UpRecord]]:
+    """Yield a process that holds the lock of the model and ends at SIGTERM, and the record of it as a supervisor."""
+    lock = up_records.find_directory(lookup).claim(lambda: None)
+    assert isinstance(lock, int)
+    command = [sys.executable, "-c", "import signal; signal.pause()"]
+    with subprocess.Popen(command, pass_fds=(lock,)) as process:
+        os.close(lock)
+        birth = processes.read_identity(process.pid)
+        yield process, replace(up_records.create_own_record(lookup), pid=process.pid, birth=birth)
+        process.kill()
 
 
 @pytest.fixture

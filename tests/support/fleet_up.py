@@ -8,13 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from support.fleet_rig import record_decisions
+from support.fleet_rig import record_decisions, tag
 
 from coldstart.fleet.events import Action, Event
 from coldstart.fleet.live import run
 from coldstart.fleet.live.control import FleetControl
 from coldstart.fleet.live.run import FleetUp
-from coldstart.fleet.live.state import encode
 from coldstart.fleet.specification import FleetSettings
 from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.live.log import Log
@@ -23,11 +22,7 @@ from coldstart.system.paths import Cache
 
 def record_to(file: str, now: float, event: Event, actions: list[Action]) -> None:
     """Append an event and its actions to a file, as one line of JSON."""
-
-    def tagged(thing: Any) -> Any:
-        return {"is": type(thing).__name__, **encode(thing)}
-
-    line = {"now": now, "event": tagged(event), "actions": [tagged(one) for one in actions]}
+    line = {"now": now, "event": tag(event), "actions": [tag(one) for one in actions]}
     with Path(file).open("a", encoding="utf-8") as out:
         out.write(json.dumps(line) + "\n")
 

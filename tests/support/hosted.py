@@ -10,11 +10,15 @@ from typing import Any
 import pytest
 from support.fake_upstream import TWO, FakeServers, wait_until
 
-from coldstart.host import configuration
+from coldstart.host import configuration, status
+from coldstart.host.core import Core
 from coldstart.host.endpoint import GatewayEndpoint
+from coldstart.host.events import ModelFailed, ModelReady, RequestArrived, RequestEnded
 from coldstart.host.live import run as running
 from coldstart.host.live.log import Log
 from coldstart.host.live.run import ModelHost
+from coldstart.host.specification import HostSettings, ModelSpec
+from coldstart.host.status import HostFacts
 from coldstart.system.paths import Cache
 
 
@@ -61,3 +65,30 @@ class Served:
 
     def events(self) -> list[str]:
         return [json.loads(line)["event"] for line in self.said.getvalue().splitlines()]
+
+
+NAME = "org/<b>a</b> $$x$$"
+
+
+def build_status(name: str = NAME) -> dict[str, Any]:
+    """Return the status of a host with a serving model of this name and a failed one."""
+    core = Core(
+        [
+            ModelSpec.with_two_tiers(name, 10 << 30, 5.0, prewarm="0 8 * * 1-5"),
+            ModelSpec.with_two_tiers("b", 1 << 30, 7.0),
+        ],
+        HostSettings(memory=15 << 30, policy="lru"),
+    )
+    facts = HostFacts(url="http://127.0.0.1:8000", pid=7, version="1.2.3")
+    core.handle(RequestArrived("1", name), 2.0)
+    core.handle(ModelReady(name, 3.0), 5.0)
+    facts.get_model(name).gpu_memory_bytes = 9 << 30
+    facts.get_model(name).next_prewarm_unix_s = 1e9
+    facts.get_model(name).last_start = {
+        **{"at_unix_s": 1e9, "mode": "snapshot", "seconds": 3.25, "fallbacks": [], "spans": []},
+        "phases": {"import </script>": 1.0, "load weights": 2.0},
+    }
+    core.handle(RequestArrived("2", "b"), 5.5)
+    core.handle(RequestEnded("1"), 6.0)
+    core.handle(ModelFailed("b", "it fell <i>over</i>"), 7.0)
+    return status.build_status(core, facts, 8.0, 1e9)

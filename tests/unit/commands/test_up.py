@@ -18,6 +18,7 @@ import pytest
 from coldstart.commands import _serving, cli, up
 from coldstart.commands._options import Common
 from coldstart.commands._output import Output
+from support.engines import hold_model
 from tools.bundles import key
 
 from coldstart.contract.arguments import Arguments
@@ -27,7 +28,6 @@ from coldstart.models.inspection import BundleLookup
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system.ipc.addresses import find_free_port
 from coldstart.system.paths import Cache
-from coldstart.system.proc import processes
 from coldstart.system.start_progress import StartProgress
 
 
@@ -44,18 +44,9 @@ def common(lookup: BundleLookup) -> Common:
 @pytest.fixture
 def supervisor(lookup: BundleLookup) -> Iterator[subprocess.Popen[bytes]]:
     """A process that holds the model's lock and is recorded as its supervisor."""
-    directory = up_records.find_directory(lookup)
-    lock = directory.claim(lambda: None)
-    assert isinstance(lock, int)
-    code = "import signal; signal.pause()"
-    with subprocess.Popen([sys.executable, "-c", code], pass_fds=(lock,)) as process:
-        os.close(lock)
-        own = replace(
-            up_records.create_own_record(lookup), pid=process.pid, birth=processes.read_identity(process.pid)
-        )
-        directory.write(replace(own, url="http://x:1", mode="fresh"))
+    with hold_model(lookup) as (process, own):
+        up_records.find_directory(lookup).write(replace(own, url="http://x:1", mode="fresh"))
         yield process
-        process.kill()
 
 
 @pytest.mark.parametrize(

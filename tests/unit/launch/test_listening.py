@@ -1,21 +1,16 @@
 """Where a server listens, and the records of servers that are up, of which each model has one."""
 
-import os
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from support.engines import hold_model
 
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError
 from coldstart.launch import listening, up_records
-from coldstart.launch.up_records import UpRecord
 from coldstart.models.inspection import BundleLookup
-from coldstart.system.proc import processes
 
 
 @pytest.mark.parametrize(
@@ -88,34 +83,17 @@ def test_is_listening(host: str, asked: str, answers: bool) -> None:
     assert listening.is_reachable_at(host, asked) == answers
 
 
-@pytest.fixture
-def process(lookup: BundleLookup) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that holds the lock of the model and ends at SIGTERM."""
-    lock = up_records.find_directory(lookup).claim(lambda: None)
-    assert isinstance(lock, int)
-    code = "import signal; signal.pause()"
-    with subprocess.Popen([sys.executable, "-c", code], pass_fds=(lock,)) as one:
-        os.close(lock)
-        yield one
-        one.kill()
-
-
-def read_record(lookup: BundleLookup, pid: int) -> UpRecord:
-    return replace(up_records.create_own_record(lookup), pid=pid, birth=processes.read_identity(pid))
-
-
-def test_record_is_read_while_the_supervisor_runs(
-    lookup: BundleLookup, process: subprocess.Popen[bytes]
-) -> None:
+def test_record_is_read_while_the_supervisor_runs(lookup: BundleLookup) -> None:
     directory = up_records.find_directory(lookup)
-    assert directory.read() is None
-    record = replace(read_record(lookup, process.pid), url="http://127.0.0.1:1", mode="fresh")
-    directory.write(record)
-    assert directory.read() == directory.claim(lambda: None) == record
-    directory.remove()
-    assert directory.read() == record
-    up_records.stop_supervisor(record)
-    process.wait()
+    with hold_model(lookup) as (process, own):
+        assert directory.read() is None
+        record = replace(own, url="http://127.0.0.1:1", mode="fresh")
+        directory.write(record)
+        assert directory.read() == directory.claim(lambda: None) == record
+        directory.remove()
+        assert directory.read() == record
+        up_records.stop_supervisor(record)
+        process.wait()
     assert process.returncode == -signal.SIGTERM and directory.read() is None
     assert directory.read_last() == record
     up_records.stop_supervisor(record)  # it has ended
@@ -123,11 +101,10 @@ def test_record_is_read_while_the_supervisor_runs(
     assert directory.read_last() is None
 
 
-def test_a_process_with_a_reused_pid_is_not_ended(
-    lookup: BundleLookup, process: subprocess.Popen[bytes]
-) -> None:
-    up_records.stop_supervisor(replace(read_record(lookup, process.pid), birth="the boot before:17"))
-    assert process.poll() is None
+def test_a_process_with_a_reused_pid_is_not_ended(lookup: BundleLookup) -> None:
+    with hold_model(lookup) as (process, own):
+        up_records.stop_supervisor(replace(own, birth="the boot before:17"))
+        assert process.poll() is None
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"pid": 1}', b"\xff", b"x" * 10_000])

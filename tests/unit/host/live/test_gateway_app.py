@@ -11,13 +11,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 from support.certificates import write_certificate
 from support.fake_upstream import TWO, Stage, staged, wait_until
+from support.hosted import NAME, build_status
 
 from coldstart.contract.fallback import Fallback
 from coldstart.errors import UsageError
 from coldstart.host import status
 from coldstart.host.core import Core
 from coldstart.host.endpoint import GatewayEndpoint
-from coldstart.host.events import ModelFailed, ModelReady, RequestArrived, RequestEnded
+from coldstart.host.events import RequestArrived
 from coldstart.host.live import app
 from coldstart.host.live.access_control import FORWARDED_PATHS
 from coldstart.host.live.app import Gateway
@@ -88,33 +89,6 @@ async def test_an_unlisted_model_is_served_and_not_named(tmp_path: Path) -> None
         said = (await _get(stage, "/v1/models"))[1]
         assert [card["id"] for card in said["data"]] == ["a", "alpha"]
         assert (await stage.ask(model="b", prompt=1))[0] == 200
-
-
-NAME = "org/<b>a</b> $$x$$"
-
-
-def build_status() -> dict[str, Any]:
-    """Return the status of a serving and a failed model."""
-    core = Core(
-        [
-            ModelSpec.with_two_tiers(NAME, 10 << 30, 5.0, prewarm="0 8 * * 1-5"),
-            ModelSpec.with_two_tiers("b", 1 << 30, 7.0),
-        ],
-        HostSettings(memory=15 << 30, policy="lru"),
-    )
-    facts = HostFacts(url="http://127.0.0.1:8000", pid=7, version="1.2.3")
-    core.handle(RequestArrived("1", NAME), 2.0)
-    core.handle(ModelReady(NAME, 3.0), 5.0)
-    facts.get_model(NAME).gpu_memory_bytes = 9 << 30
-    facts.get_model(NAME).next_prewarm_unix_s = 1e9
-    facts.get_model(NAME).last_start = {
-        **{"at_unix_s": 1e9, "mode": "snapshot", "seconds": 3.25, "fallbacks": [], "spans": []},
-        "phases": {"import </script>": 1.0, "load weights": 2.0},
-    }
-    core.handle(RequestArrived("2", "b"), 5.5)
-    core.handle(RequestEnded("1"), 6.0)
-    core.handle(ModelFailed("b", "it fell <i>over</i>"), 7.0)
-    return status.build_status(core, facts, 8.0, 1e9)
 
 
 def test_page_needs_no_key() -> None:
