@@ -59,12 +59,12 @@ class _LinkedStarter(ServerStarter):
 
 
 class LinkedNode(node.NodeServers):
-    """Model servers in a namespace. With `movable` a single worker can hand over requests with their KV, too."""
+    """Model servers in a namespace."""
 
     place = None
 
-    def __init__(self, links: LinkCluster, name: str, root: Path, *, movable: bool) -> None:
-        self.directory, self._movable = root / name, movable
+    def __init__(self, links: LinkCluster, name: str, root: Path) -> None:
+        self.directory = root / name
         self.templates = list[ModelServer]()
         self.directory.mkdir(mode=0o700)
         address = links.address(name)
@@ -85,9 +85,6 @@ class LinkedNode(node.NodeServers):
     async def call(self, method: str, *args: Any) -> Any:
         """Call a method, as Ray would."""
         return await getattr(self, method)(*args)
-
-    def _can_hand_over(self, order: Any, launch: Any) -> bool:
-        return self._movable or super()._can_hand_over(order, launch)
 
     async def _report_fetch_end(self, worker: str, process: Any) -> None:
         """Report the end of a fetch. The prefetcher has the runtime directory of the node, not that of this process."""
@@ -141,10 +138,10 @@ class LinkedFleet:
         self.control = FleetControl(settings, FleetState(None), log=Log(self._sink))
         self._tasks = list[asyncio.Task[None]]()
 
-    def join(self, spec: ServerSpec, rate: float | None = None, *, movable: bool = False) -> None:
+    def join(self, spec: ServerSpec, rate: float | None = None) -> None:
         """Add a server whose link receives at most `rate` bytes/s."""
         self.links.add(spec.name, rate)
-        made = self.nodes[spec.name] = LinkedNode(self.links, spec.name, self.root, movable=movable)
+        made = self.nodes[spec.name] = LinkedNode(self.links, spec.name, self.root)
         self.control.add_server(spec, made)
         self._tasks.append(asyncio.create_task(self._hear(made)))
 

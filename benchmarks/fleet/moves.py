@@ -162,7 +162,7 @@ async def measure(moves: int, kills: int, end_s: float) -> Row:
     rows, found = list[Row](), {name: Row() for name in ("cpu", "loaded_tokens", "free_s", "faults")}
     async with linked_fleet(SETTINGS) as fleet:
         for name in PLACES:
-            fleet.join(ServerSpec(name, 10, 1e9, 1e9), movable=True)
+            fleet.join(ServerSpec(name, 10, 1e9, 1e9))
         await fleet.warm(Launch("template", MODEL, Arguments([*WORDS, "float32"])))
         for kind in ("bfloat16", "float32"):
             pair = Pair(fleet, kind)

@@ -54,7 +54,8 @@ def test_model_starts_on_demand_and_stops(machine: Machine, engine_template: Non
         ]
         assert [tuple(one.choices[0].token_ids) for one in made] == reference
         (group,) = json.loads(machine.run("fleet", "status", "--format", "json"))["models"][0]["groups"]
-        assert (group["mode"], group["fallbacks"]) == ("template-engine", []) and group["phase"] == "serving"
+        assert (group["mode"], group["fallbacks"]) == ("template-engine", []), group
+        assert group["phase"] == "serving"
         check_replay(machine, url, "--model", "tiny-llama")
         descendants = set(psutil.Process().children(recursive=True))
         fleet = [
@@ -108,7 +109,8 @@ def test_stream_moves_to_another_server_when_its_server_is_drained(machine: Mach
             machine.run("fleet", "drain", first)
             assert made + list(moving) == undisturbed
             status = json.loads(machine.run("fleet", "status", "--format", "json"))
-            assert (status["gateway"]["migrated"], status["gateway"]["resumed"]) == (1, 0)
+            moved = [status["gateway"][name] for name in ("migrated", "migrated_with_kv", "resumed")]
+            assert moved == [1, 1, 0]
             while [group["workers"][0]["server"] for group in _groups(machine)] != [second]:
                 assert time.monotonic() < deadline, (machine.root / "fleet.log").read_text()
         finally:

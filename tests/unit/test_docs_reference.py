@@ -80,6 +80,7 @@ def test_metrics_page_names_every_metric_of_a_host() -> None:
 def test_metrics_page_names_every_metric_of_a_fleet() -> None:
     gateway = {
         **dict.fromkeys(("requests", "readmitted", "resumed", "migrated", "migrated_with_kv"), 0),
+        "migrations_failed": 0,
         "refused": {"429": 1},
     }
     models = [{"name": "x", "groups": [], **dict.fromkeys(("waiting", "in_flight", "hung", "serving"), 0)}]

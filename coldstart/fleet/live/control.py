@@ -309,6 +309,7 @@ class FleetControl(RequestRouter[FleetTicket]):
                 "resumed": self.resumed_count,
                 "migrated": self.moves.moved_count,
                 "migrated_with_kv": self.moves.moved_with_kv,
+                "migrations_failed": self.moves.failed_count,
                 "client_keys_error": self.facts.client_keys_error,
             },
             "unusable": dict(self.unusable),

@@ -89,10 +89,11 @@ JSON_HEADERS = ((b"content-type", b"application/json"),)
 
 
 class Moves:
-    """Stream migrations of a fleet. `moved_count` migrations succeeded, `moved_with_kv` of them with the KV cache.
+    """Stream migrations of a fleet.
 
-    `tickets` maps request numbers to the open requests. `ended` is called after each migration with the request number
-    and whether it succeeded.
+    `moved_count` migrations succeeded, `moved_with_kv` of them with the KV cache, and `failed_count` failed. `tickets` maps
+    request numbers to the open requests. `ended` is called after each migration with the request number and whether it
+    succeeded.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class Moves:
         clock: Callable[[], float],
         log: Log,
     ) -> None:
-        self.moved_count = self.moved_with_kv = 0
+        self.moved_count = self.moved_with_kv = self.failed_count = 0
         self._tickets, self._ended, self._clock = tickets, ended, clock
         self._log, self._tasks = log, BackgroundTasks(log)
 
@@ -122,11 +123,11 @@ class Moves:
     async def _move(self, ticket: FleetTicket, target: FleetReplica) -> bool:
         source, stream, deadline = ticket.target, ticket.continuation, self._clock() + MOVE_TIMEOUT_S
         if source is None or stream is None or ticket.response is None:
-            return self._log_not_moved(ticket, "the stream is not resumable")
+            self._log.write("not moved", request=ticket.ticket_id, reason="the stream is not resumable")
+            return False
         kv = await self._hold_kv(ticket, source, target, stream)
-        has_prompt = stream.prompt is not None
         if (
-            has_prompt
+            stream.prompt is not None
             and await self._complete(target, stream.build_warmup_request(kv), MOVE_TIMEOUT_S) is None
         ):
             return self._log_not_moved(ticket, "the worker did not prefill the tokens so far")
@@ -154,6 +155,7 @@ class Moves:
         return settled.result()
 
     def _log_not_moved(self, ticket: FleetTicket, reason: str) -> bool:
+        self.failed_count += 1
         self._log.write("not moved", request=ticket.ticket_id, reason=reason)
         return False
 
@@ -164,10 +166,8 @@ class Moves:
         if stream.prompt is None or not (source.handover_key and target.handover_key):
             return None
         body = stream.build_pin_request(ticket.request_id, source.handover_key)
-        response, reason = (
-            await self._complete(source, body, HOLD_TIMEOUT_S),
-            "the server did not retain the KV",
-        )
+        response = await self._complete(source, body, HOLD_TIMEOUT_S)
+        reason = "the server did not retain the KV"
         try:
             given = json.loads(response or b"{}").get(handover.PARAMETER)
             if (pull := handover.verify_and_decode(source.handover_key, given)) is not None:

@@ -35,9 +35,10 @@ from coldstart.host.live.servers import (
 )
 from coldstart.host.live.starter import StartOrder
 from coldstart.launch.scheduler import reserve_cores
+from coldstart.system import secrets as secret_options
 from coldstart.system.ipc.addresses import find_free_port
 from coldstart.system.proc.scratch import PREFIX, private_directory
-from coldstart.vllm.handover import handover_arguments
+from coldstart.vllm.handover import OTHER_CONNECTORS, handover_arguments
 from coldstart.weights.prefetch import PrefetchError, client
 
 EVENT_WAIT_S = 5.0
@@ -119,12 +120,12 @@ class NodeServers:
             if self.selects_device:
                 env |= {str(environment.CUDA_VISIBLE_DEVICES): str(order.rank.device)}
             launch, handover_key = _build_launch(order), ""
-            if self._can_hand_over(order, launch):
+            if not self.selects_device and not any(map(launch.args.contains_flag, OTHER_CONNECTORS)):
                 # Each server has its own key, which no client knows.
                 handover_key = secrets.token_hex(32)
                 env |= {str(environment.HANDOVER_KEY): handover_key}
                 env |= reserve_cores(launch.args.ranks_per_node())
-                words = handover_arguments(self.host, f"{launch.model}@{launch.revision or ''}")
+                words = handover_arguments(self.host, _identify_kv(order.launch))
                 launch = replace(launch, args=Arguments([*launch.args, *words]))
             server = self.servers.order_start(StartOrder(launch, order.deadline_s, listen, env, pace))
         except OSError as error:  # no descriptor, no disk, no process
@@ -151,17 +152,6 @@ class NodeServers:
             return {}
         owner = blake2b((order.rank.beside or order.rank.worker).encode(), digest_size=8).hexdigest()
         return {str(environment.WEIGHTS_SOCKET): str(self._sockets / owner)}
-
-    def _can_hand_over(self, order: orders.RankOrder, launch: Launch) -> bool:
-        """Return whether the server can send or receive requests with their KV cache.
-
-        Only a pipeline or its replacement needs this, and only CPU engines without another KV connector support it.
-        """
-        return (
-            _is_rank_or_replacement(order)
-            and not self.selects_device
-            and not launch.args.contains_flag("kv_transfer_config")
-        )
 
     async def _supervise(self, worker: str, process: _WorkerProcess) -> None:
         began = self.clock()
@@ -258,6 +248,15 @@ class NodeServers:
 
 def _is_rank_or_replacement(order: orders.RankOrder) -> bool:
     return order.master is not None or bool(order.rank.beside)
+
+
+def _identify_kv(launch: Launch) -> str:
+    """Return a value that is equal for the ranks and workers of one deployment.
+
+    It is passed on the command line, which all users of a machine can read, so it depends on no secret.
+    """
+    given = (launch.model, launch.revision, *secret_options.drop_secret_options(launch.args))
+    return blake2b(repr(given).encode(), digest_size=16).hexdigest()
 
 
 def _build_launch(order: orders.RankOrder) -> Launch:

@@ -119,6 +119,7 @@ METRICS = (
     _create_counter("resumed", "Number of readmitted requests whose stream had begun."),
     _create_counter("migrated", "Number of streams migrated to another worker."),
     _create_counter("migrated_with_kv", "Number of streams migrated together with their KV."),
+    _create_counter("migrations_failed", "Number of migrations that failed."),
     _create_counter("refused", REFUSED),
     StatusMetric(
         "servers_hung",

@@ -29,12 +29,10 @@ def select_components(args: Namespace) -> Fallbacks:
     if args.load_format == LOAD_FORMAT and (reason := compat.find_unsupported_reason("weights")):
         args.load_format = "auto"
         fallbacks.append(Fallback("weights", f"{reason} vLLM's own loader reads the weights."))
-    connector = getattr(args.kv_transfer_config, "kv_connector_module_path", None)
-    if connector == CONNECTOR and (
+    if uses_handover(args) and (
         reason := compat.find_unsupported_reason("handover", partial(import_module, CONNECTOR))
     ):
-        args.kv_transfer_config = None
-        fallbacks.append(Fallback("handover", f"{reason} Requests are moved without their KV."))
+        drop_handover(args, fallbacks, reason)
     if ranks := count_supported_ranks(args):
         # Check only the executor here: the engine process imports coldstart's worker, which takes longer. With several ranks,
         # vLLM's own executor starts the workers and cannot replace one that it cannot import, so check the worker.
@@ -46,6 +44,17 @@ def select_components(args: Namespace) -> Fallbacks:
         reason = f"{reason} vLLM's own worker runs, and compiles."
         fallbacks += [Fallback(stage, reason) for stage in ("worker", "compile")]
     return fallbacks
+
+
+def uses_handover(args: Namespace) -> bool:
+    """Return whether `args` select coldstart's KV connector."""
+    return getattr(args.kv_transfer_config, "kv_connector_module_path", None) == CONNECTOR
+
+
+def drop_handover(args: Namespace, fallbacks: Fallbacks, reason: str) -> None:
+    """Remove the KV connector from `args`, and add the reason to the fallbacks."""
+    args.kv_transfer_config = None
+    fallbacks.append(Fallback("handover", f"{reason} Requests are moved without their KV."))
 
 
 def count_supported_ranks(args: Namespace) -> int:

@@ -157,9 +157,28 @@ def create_config(args: Namespace) -> Any:
     ):
         import_cli_args().propagate_flash_late_interaction(args, engine_args)
     config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+    multimodal = config.model_config.multimodal_config
+    if multimodal is not None and components.uses_handover(args):
+        # vLLM assumes that clients send embeddings to every server that can load KV. Unsuitable ones can crash it.
+        multimodal.enable_mm_embeds, multimodal.allow_missing_mm_embeddings = args.enable_mm_embeds, False
     if args.worker_extension_cls == sleep.EXTENSION:
         config.model_config.sleep_mode_backend = sleep.NAME  # vLLM has no argument for the backend
     return config
+
+
+def create_supported_config(args: Namespace, plan: LaunchPlan) -> Any:
+    """Create the configuration without coldstart's KV connector if vLLM rejects the connector, and report the reason."""
+    if not components.uses_handover(args):
+        return create_config(args)
+    try:
+        config = create_config(args)
+        if not config.model_config.is_encoder_decoder:
+            return config
+        reason = "vLLM supports no KV connector for encoder-decoder models"
+    except Exception as error:  # noqa: BLE001 - the start must not fail because of the connector
+        reason = f"{type(error).__name__}: {error}"
+    components.drop_handover(args, plan.fallbacks, f"{reason}.")
+    return create_config(args)
 
 
 @asynccontextmanager
@@ -177,7 +196,7 @@ async def start_engine(args: Namespace, plan: LaunchPlan, app: EarlyApplication)
             if reason and plan.must_adopt:
                 # A worker built in a thawed process would crash with an illegal instruction.
                 raise WorkerMismatchError(reason)
-        config = create_config(args)
+        config = create_supported_config(args, plan)
         if scheduler.drop_unsupported_scheduler(args, config, plan):
             config = create_config(args)
     # A spawned engine or rank repeats all imports, which takes about 10 s on a GPU. On the CPU, creating the configuration

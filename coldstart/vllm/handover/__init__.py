@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 
 CONNECTOR = "coldstart.vllm.handover.connector"
+# Arguments that select another connector. A file of vLLM options can contain them, too.
+OTHER_CONNECTORS = ("kv_transfer_config", "kv_offloading_size", "ec_transfer_config", "config")
 
 
 def handover_arguments(host: str, identity: str) -> list[str]:

@@ -29,6 +29,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 from vllm.logger import init_logger
+from vllm.v1.kv_cache_interface import is_full_attention_spec
 
 from coldstart.contract import environment, handover
 from coldstart.contract.handover import HandoverError, Pin, Pull
@@ -407,9 +408,10 @@ class KvHandoverConnector(KVConnectorBase_V1, SupportsHMA):
 
 def find_incompatibility(config: VllmConfig, kv_cache_config: KVCacheConfig) -> str:
     """Return the reason why this server cannot move requests with their KV, or an empty string."""
-    parallel = config.parallel_config
-    if len(kv_cache_config.kv_cache_groups) != 1:
-        return "the model has several KV cache groups"
+    parallel, groups = config.parallel_config, kv_cache_config.kv_cache_groups
+    # The KV of a sliding window lacks its first blocks, and the state of a recurrent layer has none.
+    if len(groups) != 1 or not is_full_attention_spec(groups[0].kv_cache_spec):
+        return "the model has no KV cache, several kinds of it, or one without full attention"
     if parallel.world_size != parallel.pipeline_parallel_size:
         return "the server uses tensor parallelism"
     if config.speculative_config is not None:

@@ -266,6 +266,40 @@ def test_requests_move_without_their_kv_where_the_connector_cannot_be_loaded(lac
     assert [str(one.reason) for one in fallbacks] == [f"{REASON} Requests are moved without their KV."]
 
 
+@pytest.mark.parametrize("rejects", [True, False])
+def test_a_start_that_vllm_rejects_beside_the_connector_goes_on_without_it(
+    monkeypatch: pytest.MonkeyPatch, rejects: bool
+) -> None:
+    def create(args: Namespace) -> Any:
+        if args.kv_transfer_config is not None and rejects:
+            raise ValueError("no")
+        return SimpleNamespace(model_config=SimpleNamespace(is_encoder_decoder=not rejects))
+
+    monkeypatch.setattr(server, "create_config", create)
+    plan = LaunchPlan([])
+    args = Namespace(kv_transfer_config=SimpleNamespace(kv_connector_module_path=CONNECTOR))
+    assert server.create_supported_config(args, plan) and args.kv_transfer_config is None
+    (fallback,) = plan.fallbacks
+    assert fallback.stage == "handover"
+    assert ("ValueError: no." if rejects else "encoder-decoder models.") in fallback.reason
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_connector_does_not_let_clients_send_embeddings(
+    monkeypatch: pytest.MonkeyPatch, wanted: bool
+) -> None:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    settings = SimpleNamespace(enable_mm_embeds=True, allow_missing_mm_embeddings=True)
+    config = SimpleNamespace(model_config=SimpleNamespace(multimodal_config=settings))
+    given = SimpleNamespace(create_engine_config=lambda **_: config)
+    monkeypatch.setattr(AsyncEngineArgs, "from_cli_args", lambda _: given)
+    words = ["--model", "m", *["--enable-mm-embeds"][:wanted], *handover_arguments("127.0.0.1", "m")]
+    assert server.create_config(server.parse_args(words)[0]) is config
+    assert (settings.enable_mm_embeds, settings.allow_missing_mm_embeddings) == (wanted, False)
+
+
 STEPS = counting.STEPS["vllm.v1.worker.gpu_worker", "Worker"]
 
 
@@ -286,6 +320,24 @@ def test_steps_of_the_first_rank_are_reported(pipe: int) -> None:
     second = Worker()
     second.rank = 1
     assert second.load_model() == "loaded" and read(pipe) == []
+
+
+@pytest.mark.vllm
+def test_the_kv_of_a_sliding_window_is_not_moved() -> None:
+    import torch
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+
+    from coldstart.vllm.handover.connector import find_incompatibility
+
+    parallel = SimpleNamespace(world_size=1, pipeline_parallel_size=1)
+    config: Any = SimpleNamespace(parallel_config=parallel, speculative_config=None)
+    size: dict[str, Any] = {"block_size": 16, "num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
+    for spec, moves in (
+        (FullAttentionSpec(**size), True),
+        (SlidingWindowSpec(**size, sliding_window=8), False),
+    ):
+        caches: Any = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)])
+        assert (not find_incompatibility(config, caches)) is moves
 
 
 SECRET = "ab" * 32

@@ -176,6 +176,7 @@ async def test_stream_refused_by_the_worker_continues_here(tmp_path: Path, fault
         await wait_until(lambda: streams.chunks_streamed)
         beside.gate.set()
         assert _ids(await moved) == generated("s", 60) and stage.control.moves.moved_count == 0
+        assert b"coldstart_fleet_migrations_failed_total 1.0" in stage.control.metrics.format_text()
         assert len(ranks[0].asked) == (1 if "warming" in fault else 2)
         await wait_until(lambda: all(rank.ended.done() for rank in ranks))
 
@@ -246,11 +247,25 @@ async def test_stream_stopped_after_its_last_token_sends_no_request(tmp_path: Pa
         assert len(server.asked) == 1
 
 
-@pytest.mark.parametrize("can_move", [True, False])
-async def test_drained_server_stops_when_its_streams_have_moved(tmp_path: Path, can_move: bool) -> None:
+@pytest.mark.parametrize(
+    ("can_move", "words"),
+    [
+        (True, ()),
+        (False, ()),
+        (True, ("--kv-transfer-config", "{}")),
+        (True, ("--kv-offloading-size", "1")),
+        (True, ("--config", "own.yaml")),
+    ],
+)
+async def test_drained_server_stops_when_its_streams_have_moved(
+    tmp_path: Path, can_move: bool, words: tuple[str, ...]
+) -> None:
+    """Beside another KV connector, the new worker computes the KV again."""
     async with fleet(tmp_path) as stage:
         _paced(stage, 0.02)
-        stage.deploy(deployment("a", most=1))
+        for node in stage.rig.nodes.values():
+            node.servers.holds_kv = True
+        stage.deploy(deployment("a", most=1, words=words))
         # A stream with a seed cannot be resumed.
         more: dict[str, Any] = {"temperature": 0} if can_move else {"seed": 1}
         asked = asyncio.create_task(stage.events("a", "p", max_tokens=100, **more))
@@ -264,7 +279,9 @@ async def test_drained_server_stops_when_its_streams_have_moved(tmp_path: Path, 
             assert not asked.done(), "the worker stops before its stream would have ended"
         assert _ids(await asked) == generated("p", 100)
         await wait_until(first.ended.done)
-        assert stage.control.moves.moved_count == int(can_move)
+        moves = stage.control.moves
+        assert (moves.moved_count, moves.failed_count) == (int(can_move), 0)
+        assert moves.moved_with_kv == int(can_move and not words)
         assert stage.control.readmitted_count == 0
         assert (await stage.ask("a", pieces=1))[0] == 200
         (group,) = stage.control.core.groups.values()

@@ -45,7 +45,7 @@ def engine(*_, **__):
 
 async def main():
     args = Namespace(worker_cls="other", distributed_executor_backend=None, enable_log_requests=False)
-    args.aggregate_engine_logging, args.disable_log_stats = False, True
+    args.aggregate_engine_logging, args.disable_log_stats, args.kv_transfer_config = False, True, None
     async with server.start_engine(args, SimpleNamespace(must_adopt=False), EarlyApplication()):
         pass
 
