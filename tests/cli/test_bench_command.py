@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from coldstart.commands import cli
 from coldstart.commands._export import ExportTargets
 from support import pages
 from support.fake_launcher import FakeLauncher
+from tools.command_line import main
 
 from coldstart.bench import benchmark, measure
 from coldstart.bench.report import FORMATS, Report
@@ -34,20 +34,8 @@ def replace_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bench(*arguments: str, modes: str = "vllm-warm,fresh", runs: int = 1) -> int:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(
-            [
-                "bench",
-                "tiny-llama",
-                f"--runs={runs}",
-                "--warmup=0",
-                "--no-steady",
-                f"--modes={modes}",
-                *arguments,
-            ]
-        )
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
+    given = (f"--runs={runs}", "--warmup=0", "--no-steady", f"--modes={modes}")
+    return main("bench", "tiny-llama", *given, *arguments)
 
 
 def result(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:

@@ -15,9 +15,9 @@ import yaml
 from coldstart.artifacts import remote
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
-from coldstart.commands import cli
 from tools import bundles, tiny_models
 from tools.bundles import damage, publish, publish_sections
+from tools.command_line import main
 
 from coldstart.contract.arguments import Arguments
 from coldstart.materialize import materialize
@@ -47,10 +47,8 @@ def test_materialize_reports_whether_the_bundle_existed(
     monkeypatch.setattr(
         materialize, "materialize", lambda asked, options, phase: early or publish(store, home / "scratch")
     )
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["materialize", "tiny-llama", "--format", "json"])
+    assert main("materialize", "tiny-llama", "--format", "json") == 0
     printed = capsys.readouterr()
-    assert ended.value.code == 0
     assert json.loads(printed.out)["made"] is not there
     assert ("Found" if there else "Built") in printed.err
 
@@ -67,8 +65,7 @@ def test_materialize_reports_missing_sections(
         return publish_sections(Store(Cache.at().bundles), iterations=iterations, stages=stages)
 
     monkeypatch.setattr(materialize, "materialize", make)
-    with pytest.raises(SystemExit):
-        cli.main(["materialize", str(model), "--profile-seconds", "30"])
+    main("materialize", str(model), "--profile-seconds", "30")
     said = capsys.readouterr().err
     assert asked[0].profile_s == 30
     assert "no compile: PicklingError" in said and "no prefill of 512, 1024" in said
@@ -78,8 +75,7 @@ def test_dry_run_names_the_snapshot_and_the_whole_command(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tiny, "build_tiny_model", lambda name, models: model)
-    with pytest.raises(SystemExit):
-        cli.main(["materialize", "tiny-llama", "--dry-run", "--snapshot"])
+    main("materialize", "tiny-llama", "--dry-run", "--snapshot")
     printed = capsys.readouterr()
     assert "stages, snapshot" in printed.out and "coldstart materialize tiny-llama --snapshot" in printed.err
 
@@ -90,11 +86,7 @@ def bundle(tmp_path: Path) -> Bundle:
 
 
 def validate(bundle: Bundle, *arguments: str, word: str = bundles.NAME) -> int:
-    cache = bundle.layout.root.parent
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["validate", word, "--cache-dir", str(cache), *arguments])
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
+    return main("validate", word, "--cache-dir", str(bundle.layout.root.parent), *arguments)
 
 
 def test_validate_names_the_damaged_section(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,12 +9,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from coldstart.commands import cli
 from safetensors.numpy import save_file
 from support.range_server import run_server
 from support.recorded_models import publish_recorded
 from tools import tiny_models
-from tools.command_line import Run
+from tools.command_line import Run, main
 
 from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import preparation
@@ -62,9 +61,7 @@ def test_template_has_the_arguments_of_the_bundle_when_none_are_typed(
         return SimpleNamespace(model=model, key=plan.key, pid=1)
 
     monkeypatch.setattr(preparation, "start_template", start_template)
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["template", "start", "tiny-llama"])
-    assert ended.value.code == 0 and [plan.key for plan in begun] == [made.key.digest]
+    assert main("template", "start", "tiny-llama") == 0 and [plan.key for plan in begun] == [made.key.digest]
     said = capsys.readouterr().err
     assert "Using the arguments of tiny-llama:v1: --max-model-len 512\n" in said
     assert said.endswith("Next: coldstart serve tiny-llama --mode template-engine\n")

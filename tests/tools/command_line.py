@@ -42,6 +42,14 @@ def run(home: Path) -> Run:
     return command
 
 
+def main(*words: str) -> int:
+    """Run `coldstart WORDS` in this process, and return its exit code."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(list(words))
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
 def check_pod(pod: Mapping[str, Any]) -> None:
     """Fail unless the containers of a pod mount all its volumes and run commands that coldstart has, or Ray's."""
     containers = [*pod.get("initContainers", []), *pod["containers"]]

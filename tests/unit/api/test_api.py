@@ -15,7 +15,7 @@ from coldstart.artifacts.bundle import Bundle, accept_any
 from coldstart.artifacts.errors import DestinationExistsError
 from coldstart.artifacts.store import BundleNotFoundError
 from coldstart.artifacts.store import Store as BundleStore
-from tools.bundles import NAME, provenance, publish, publish_sections
+from tools.bundles import NAME, publish, publish_sections
 
 from coldstart import api
 from coldstart.api.bundles import Store
@@ -82,10 +82,10 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[Options]:
 
     def build(lookup: BundleLookup, options: Options, phase: Phase) -> Bundle:
         asked.append(options)
-        with phase("publish") as step, lookup.store.open_draft(lookup.key) as draft:
+        with phase("publish") as step:
             step("written")
-            draft.add_json("kv", {"bytes": len(asked)})
-            return draft.publish(provenance(), signer=sign.load_host_key(paths.state_dir()))
+            signer = sign.load_host_key(paths.state_dir())
+            return publish_sections(lookup.store, lookup.key, signer=signer, kv={"bytes": len(asked)})
 
     monkeypatch.setattr(materialize, "materialize", build)
     return asked
@@ -145,15 +145,9 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[ServeRequest]:
     return sent
 
 
-def _publish(lookup: BundleLookup, options: Options, phase: object) -> Bundle:
-    signer = sign.load_host_key(paths.state_dir())
-    return publish_sections(lookup.store, lookup.key, signer=signer, kv={"bytes": 1})
-
-
 def test_serve_builds_the_bundle_when_on_miss_is_materialize(
-    model: str, requests: list[ServeRequest], monkeypatch: pytest.MonkeyPatch
+    model: str, requests: list[ServeRequest], built: list[Options]
 ) -> None:
-    monkeypatch.setattr(materialize, "materialize", _publish)
     api.serve(model, on_miss="materialize")
     found = requests[0].lookup.bundle
     assert found is not None and found.read_json("kv") == {"bytes": 1}

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from coldstart.commands import cli
 from support.recorded_models import engine, model, publish_recorded
+from tools.command_line import main
 
 from coldstart.host.live import run
 
@@ -39,10 +39,9 @@ def test_a_model_starts_with_the_arguments_of_its_newest_bundle_unless_some_are_
 ) -> None:
     bundle = publish_recorded(model, SHORT)
     publish_recorded(model, LONG, created="2020-01-01T00:00:00Z")
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["host", model, "--memory", "8GiB", *words])
+    code = main("host", model, "--memory", "8GiB", *words)
     said = capsys.readouterr().err
-    assert ended.value.code == 0, said
+    assert code == 0, said
     (launch,) = hosted[0].catalogue.launches.values()
     assert tuple(launch.args) == expected
     note = f"Using the arguments of {bundle.name}:v{bundle.version}: --max-model-len 512\n"
@@ -60,10 +59,9 @@ def test_the_hint_names_the_arguments_of_the_nearest_bundle_when_none_fits(
     model: str, hosted: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], args: str
 ) -> None:
     publish_recorded(model, SHORT)
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["host", "--host-file", str(_write_host_file(tmp_path, model, args))])
+    assert main("host", "--host-file", str(_write_host_file(tmp_path, model, args))) == 3
     said = capsys.readouterr().err
-    assert ended.value.code == 3 and hosted == []
+    assert hosted == []
     assert "hint: use the arguments of that bundle: --max-model-len 512, or coldstart materialize " in said
     assert "coldstart serve" not in said
 
@@ -72,8 +70,7 @@ def test_a_reloaded_host_file_takes_the_arguments_of_the_newest_bundle(
     model: str, hosted: list[Any], sources: list[Any], tmp_path: Path
 ) -> None:
     publish_recorded(model, SHORT, created="2020-01-01T00:00:00Z")
-    with pytest.raises(SystemExit):
-        cli.main(["host", "--host-file", str(_write_host_file(tmp_path, model, ""))])
+    main("host", "--host-file", str(_write_host_file(tmp_path, model, "")))
     publish_recorded(model, LONG)
     (before,), (after,) = hosted[0].catalogue.launches.values(), sources[0]().catalogue.launches.values()
     assert (tuple(before.args), tuple(after.args)) == (SHORT, LONG)

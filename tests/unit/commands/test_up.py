@@ -20,6 +20,7 @@ from coldstart.commands._options import Common
 from coldstart.commands._output import Output
 from support.engines import hold_model
 from tools.bundles import key
+from tools.command_line import main
 
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import CommandFailedError
@@ -68,9 +69,7 @@ def test_a_model_is_served_without_a_bundle_if_none_can_be_built(
 
 
 def down(*words: str) -> None:
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["down", *words])
-    assert caught.value.code == 0
+    assert main("down", *words) == 0
 
 
 def test_down_stops_the_named_model_alone(
@@ -120,7 +119,7 @@ def test_up_reports_that_down_ended_it(
     port = find_free_port()
     monkeypatch.setattr(_serving, "look_up_model", lambda *_, **__: lookup)
     monkeypatch.setattr(up, "_ensure_bundle", end)
-    assert run_up(str(lookup.model.path), "--port", str(port)) == 143
+    assert main("up", str(lookup.model.path), "--port", str(port)) == 143
     shown = capsys.readouterr().err
     assert f"SIGTERM, which coldstart down sends, stopped {lookup.model.path}.\n" in shown
     assert up_records.find_directory(lookup).read_last() is None
@@ -162,7 +161,7 @@ def test_up_names_a_request_that_works(
 ) -> None:
     fake_engine("serves")
     monkeypatch.setattr(_serving, "look_up_model", lambda *_, **__: lookup)
-    assert run_up(str(lookup.model.path), "--detach", "--port", "0", *how) == 0
+    assert main("up", str(lookup.model.path), "--detach", "--port", "0", *how) == 0
     found = re.findall(r"^Try: (.*)$", capfd.readouterr().err, re.M)
     assert bool(found) == shows
     if shows:
@@ -171,12 +170,6 @@ def test_up_names_a_request_that_works(
         assert record is not None and (program, url) == ("curl", f"{record.url}/v1/completions")
         assert json.loads(options[-1])["model"] == "tiny"
     down()
-
-
-def run_up(*words: str) -> int | str | None:
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["up", *words])
-    return caught.value.code
 
 
 API_KEYS = (("--api-key", "PLANTED-one"), ("--api-key", "PLANTED-two"))
@@ -199,7 +192,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def reach(
     lookup: BundleLookup, supervisor: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., int | str | None]:
+) -> Callable[..., int]:
     """Return reach(running, asked, between), which runs `up` with the arguments `asked` beside a server that has `running`.
 
     `between` is called after the server was recorded.
@@ -207,7 +200,7 @@ def reach(
 
     def run(
         running: tuple[str, ...], asked: tuple[str, ...] | None, between: Callable[[], object] = lambda: None
-    ) -> int | str | None:
+    ) -> int:
         directory = up_records.find_directory(lookup)
         record = directory.read()
         assert record is not None
@@ -216,7 +209,7 @@ def reach(
         between()
         now = replace(lookup, vllm_args=Arguments(asked or ()))
         monkeypatch.setattr(_serving, "look_up_model", lambda *_, **__: now)
-        return run_up(str(lookup.model.path), *(() if asked is None else ("--", *asked)))
+        return main("up", str(lookup.model.path), *(() if asked is None else ("--", *asked)))
 
     return run
 
@@ -247,7 +240,7 @@ def test_up_fails_and_names_the_arguments_that_a_running_server_does_not_have(
     running: tuple[str, ...],
     asked: tuple[str, ...],
     named: str,
-    reach: Callable[..., int | str | None],
+    reach: Callable[..., int],
     home: Path,
     lookup: BundleLookup,
     capsys: pytest.CaptureFixture[str],
@@ -271,7 +264,7 @@ def test_up_fails_and_names_the_arguments_that_a_running_server_does_not_have(
 def test_up_finds_a_running_server_whose_arguments_are_spelt_otherwise(
     running: tuple[str, ...],
     asked: tuple[str, ...],
-    reach: Callable[..., int | str | None],
+    reach: Callable[..., int],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert reach(running, asked) == 0
@@ -294,7 +287,7 @@ def test_up_fails_if_a_running_server_requires_another_key_than_the_environment_
     asked: str,
     code: int,
     names: str,
-    reach: Callable[..., int | str | None],
+    reach: Callable[..., int],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:

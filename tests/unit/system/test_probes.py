@@ -2,12 +2,12 @@
 
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from support.fake_nvml import Fake
+from tools.wheels import write_wheel
 
 from coldstart.errors import UsageError
 from coldstart.launch import modes
@@ -131,19 +131,6 @@ def test_modes_unavailable_on_a_gpu_engine(monkeypatch: pytest.MonkeyPatch) -> N
 
 VLLM_REQUIRES = ("torch==2.13.0+cpu", "torchvision", "small>=1", "absent; python_version < '3'")
 PLATFORMS = "class current_platform:\n    device_type = 'cpu'\n"
-
-
-def write_wheel(directory: Path, name: str, version: str, files: dict[str, str], *requires: str) -> None:
-    """Write one pure wheel that pip installs."""
-    info = f"{name}-{version}.dist-info"
-    metadata = f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n"
-    metadata += "".join(f"Requires-Dist: {requirement}\n" for requirement in requires)
-    wheel = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    directory.mkdir(exist_ok=True)
-    with zipfile.ZipFile(directory / f"{name}-{version}-py3-none-any.whl", "w") as archive:
-        for path, text in {**files, f"{info}/METADATA": metadata, f"{info}/WHEEL": wheel}.items():
-            archive.writestr(path, text)
-        archive.writestr(f"{info}/RECORD", "")
 
 
 def write_torch(directory: Path, version: str) -> None:

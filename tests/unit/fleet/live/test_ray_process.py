@@ -31,7 +31,7 @@ ENDED = (
 def node(tmp_path: Path, program: str) -> RayProcess:
     log = tmp_path / "node.log"
     with log.open("wb") as out:
-        process = subprocess.Popen([sys.executable, "-c", program], stdout=out)
+        process = subprocess.Popen([sys.executable, "-c", program], stdout=out, start_new_session=True)
     return RayProcess(process, log)
 
 
@@ -44,18 +44,15 @@ def test_wait_reports_the_reason_when_the_node_ends_at_once(tmp_path: Path) -> N
 
 
 def test_end_kills_a_process_that_ignores_signals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = tmp_path / "node.log"
     stubborn = (
         "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
     )
-    with log.open("wb") as out:
-        process = subprocess.Popen([sys.executable, "-c", stubborn], stdout=out, start_new_session=True)
-    made = RayProcess(process, log)
-    while "up" not in log.read_text():
+    made = node(tmp_path, stubborn)
+    while "up" not in made.log.read_text():
         pass
     monkeypatch.setattr("coldstart.fleet.live.ray_process.STOP_TIMEOUT_S", 0.2)
     made.end()
-    assert process.returncode == -9
+    assert made.process.returncode == -9
 
 
 class RecordingLog(Log):
