@@ -133,22 +133,15 @@ def ask(request: str) -> object:
     return None if status in (401, 403) else status
 
 
+PROCESS: tuple[Attempt, ...] = (read_environment, read_memory, list_files, steal_file, trace, end)
+"""Every attack on one process; the last would end it."""
 CONTROLS: dict[Attempt, Callable[[Path, int, str], Any]] = {
-    read: lambda place, pid, url: place / "file",
-    list_names: lambda place, pid, url: place,
-    overwrite: lambda place, pid, url: place / "file",
+    **dict.fromkeys((read, overwrite, hold), lambda place, pid, url: place / "file"),
+    **dict.fromkeys((list_names, plant, link), lambda place, pid, url: place),
     replace: lambda place, pid, url: place / "movable",
-    plant: lambda place, pid, url: place,
-    link: lambda place, pid, url: place,
-    hold: lambda place, pid, url: place / "file",
     connect: lambda place, pid, url: place / "socket",
-    read_environment: lambda place, pid, url: pid,
-    read_memory: lambda place, pid, url: pid,
-    list_files: lambda place, pid, url: pid,
-    steal_file: lambda place, pid, url: pid,
-    trace: lambda place, pid, url: pid,
     ask: lambda place, pid, url: f"GET {url}/",
-    end: lambda place, pid, url: pid,
+    **dict.fromkeys(PROCESS, lambda place, pid, url: pid),
 }
 """From an open directory, a process of the second user and an address without a key: the target of each function."""
 
@@ -161,9 +154,8 @@ def won(stranger: Act, attacks: list[Attack]) -> dict[str, object]:
 
 
 def attack_process(role: str, pid: int) -> list[Attack]:
-    """Return every attack on one process; the last would end it."""
-    attempts: list[Attempt] = [read_environment, read_memory, list_files, steal_file, trace, end]
-    return [Attack(f"{one.__name__} {role}", one, pid) for one in attempts]
+    """Return every attack on the process `pid`."""
+    return [Attack(f"{one.__name__} {role}", one, pid) for one in PROCESS]
 
 
 def listening(pids: set[int]) -> set[tuple[int, int]]:

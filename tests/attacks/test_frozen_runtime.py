@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.processes import find_in_memory, has_ended, wait_until
-from tools.machine import criu as installed
+from tools.machine import require_criu
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
@@ -23,7 +23,7 @@ from coldstart.models import tiny
 from coldstart.system import file_state, fingerprint, paths
 from coldstart.system.paths import Cache
 from coldstart.system.proc import processes
-from coldstart.system.snapshot import criu, criu_memory, runtime_image
+from coldstart.system.snapshot import criu_memory, runtime_image
 
 NAMES = ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "VLLM_API_KEY", "DB_PASSWORD", "NO_NAME_THAT_TELLS")
 # With the variables that a bundle's plan has: the image is made with them.
@@ -35,9 +35,7 @@ def cache(
     home: Path, fake_engine: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Cache:
     """A user who may freeze, with secrets in the environment and one module of their own among those imported."""
-    monkeypatch.setenv(criu.VARIABLE, installed() or "")
-    if (reason := criu.explain_unavailable()) is not None:
-        pytest.skip(reason)
+    require_criu(monkeypatch)
     for name in NAMES:
         monkeypatch.setenv(name, f"PLANTED-{name}")
     (home / "frozen").mkdir(mode=0o700)

@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +32,6 @@ LONGEST = (
     "fleet_vllm",
     "templates",
     "endings",
-    "runtime_snapshot",
     "fleet_fetch",
     "snapshot",
 )
@@ -104,8 +104,10 @@ def reference(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Tokens:
     known = shared / "reference.json"
     with files.hold_lock(shared / "reference.lock"):
         if not known.exists():
-            model = tiny_models.shared("tiny-llama")
-            known.write_text(json.dumps(_stock_tokens(model, tmp_path_factory.mktemp("reference"))))
+            directory = tmp_path_factory.mktemp("reference")
+            given = {"args": ["--model", str(tiny_models.shared("tiny-llama")), *EAGER], "prompts": PROMPTS}
+            with closing(PlainVllm(directory / "caches")) as vllm:
+                known.write_text(json.dumps(vllm.answers(given | {"tokens": 16}, directory / "log")))
     return [tuple(tokens) for tokens in json.loads(known.read_text())]
 
 
@@ -121,13 +123,3 @@ def engine_template(machine: Machine, bundle: BundleReference) -> None:
 def no_template(machine: Machine) -> None:
     """Stop the templates of other tests."""
     machine.run("template", "stop", "--force")
-
-
-def _stock_tokens(model: Path, directory: Path) -> list[list[float]] | None:
-    vllm = PlainVllm(directory / "caches")
-    args = ["--model", str(model), *EAGER]
-    try:
-        asked = {"args": args, "prompts": PROMPTS, "tokens": 16}
-        return vllm.answers(asked, directory / "log")
-    finally:
-        vllm.close()

@@ -1,4 +1,4 @@
-"""Models that vLLM serves differently or not at all: Transformers backend, embedding model, adapter, unsupported architecture.
+"""Models that vLLM serves differently: Transformers backend, embedding model, adapter.
 
 The table of all architectures is in benchmarks/RESULTS.md.
 """
@@ -80,13 +80,6 @@ def test_deadlines_order_the_requests_of_an_adapter(machine: Machine, models: Pa
             assert (count_overtaken(served, long, last) >= 6) == (scheduler == "deadline")
     assert answers["deadline"] == answers["fcfs"]
     assert answers["fcfs"][::2] != answers["fcfs"][1::2], "the adapter changes nothing"
-
-
-@pytest.mark.nightly  # unit/launch/test_server.py reads the error of each refusal
-def test_materialize_reports_vllm_error_for_unsupported_architecture(machine: Machine, models: Path) -> None:
-    model = architectures.build("mpt", models)
-    machine.run("materialize", str(model), "--", *EAGER, code=1)
-    assert "vLLM cannot run this model: Model architecture MptForCausalLM" in machine.error()
 
 
 def _vector(port: int, prompt: str) -> Any:

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -15,10 +14,8 @@ from urllib.request import Request, urlopen
 
 import psutil
 import pytest
-from support.processes import remaining, wait_until
+from support.processes import has_ended, remaining, wait_until
 from tools.machine import READY_S, VLLM, Machine, Served, Tokens
-
-from coldstart.system.proc import processes
 
 pytestmark = pytest.mark.vllm
 FRESH, ENGINE = "fresh", "template-engine"
@@ -132,20 +129,11 @@ def _process(api: psutil.Process, part: str) -> psutil.Process:
     return api if part == "api" else max(api.children(recursive=True), key=lambda one: one.memory_info().rss)
 
 
-def _is_gone(pid: int) -> bool:
-    return processes.read_identity(pid) is None
-
-
 @pytest.mark.nightly
 def test_stopped_server_is_replaced(machine: Machine, tmp_path: Path) -> None:
     file = tmp_path / "host.toml"
     file.write_text(FILE.format(hang_s=HANG_S, args=json.dumps([*VLLM, "--enforce-eager"])))
-    command = ["host", "--host-file", str(file), "--port", "0"]
-    with (tmp_path / "log").open("wb") as log:
-        process = machine.start(*command, stdout=subprocess.PIPE, stderr=log)
-    assert process.stdout is not None
-    url = process.stdout.readline().decode().split()[0]
-    try:
+    with machine.gateway("host", "--host-file", str(file)) as (process, url, log):
         first = _complete(url, 16)
         assert first[0] == 200, first
         text = first[1]["choices"][0]["text"]
@@ -159,10 +147,8 @@ def test_stopped_server_is_replaced(machine: Machine, tmp_path: Path) -> None:
             asking.join(READY_S)
             ((status, document),) = answers
             assert status == 502 and "hung and was killed" in document["error"]["message"], document
-            assert "one of its processes was suspended by a signal" in (tmp_path / "log").read_text()
-            wait_until(partial(_is_gone, api.pid))
+            assert "one of its processes was suspended by a signal" in log.read_text()
+            wait_until(partial(has_ended, api.pid))
             again = _complete(url, 16)
             assert again[0] == 200 and again[1]["choices"][0]["text"] == text, again
-    finally:
-        process.terminate()
-        assert process.wait(60) == 143, (tmp_path / "log").read_text()
+    assert process.returncode == 143, log.read_text()

@@ -82,17 +82,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkpoint]
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Two servers that report slow links, and a head without a server."""
     with two_node_fleet(tmp_path_factory.mktemp("fleet"), 2, f"{LINK:.0f}B", "64MB") as made:
-        try:
-            yield made
-        finally:
-            _forget(made)
-
-
-def _forget(fleet: Fleet) -> None:
-    """Stop the prefetchers, which frees their memory."""
-    for name in ("one", "two"):
-        with suppress(client.PrefetchError):
-            client.request("stop", directory=fleet.runtime / name / "coldstart")
+        yield made
+        for name in ("one", "two"):  # frees the memory of the prefetchers
+            with suppress(client.PrefetchError):
+                client.request("stop", directory=made.runtime / name / "coldstart")
 
 
 def _workers(status: Any, model: str) -> list[Any]:

@@ -6,15 +6,14 @@ The reference is the same request on the source, which is not moved.
 import json
 import re
 import secrets
-import time
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tools.bursts import LOCAL, begin_stream, finish_stream, post
+from support.processes import wait_until
+from tools.bursts import LOCAL, begin_stream, finish_stream, metrics, post
 from tools.machine import READY_S, TRACED, Machine, Served
 
 from coldstart.contract import handover
@@ -159,18 +158,12 @@ def test_the_blocks_of_an_ended_lease_are_free(pair: Pair) -> None:
     stream, response = _begin(pair, pair.prompt(300), request)
     assert pair.hold(stream, request) is not None
     response.close()
-    deadline = time.monotonic() + READY_S
-    while True:  # a lease ends in an iteration, and an idle server has none
-        body = {"model": "tiny-llama", "prompt": [1], "max_tokens": 2}
-        post(pair.source, json.dumps(body).encode()).read()
-        if _used(pair.source) == 0:
-            break
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
+    wait_until(lambda: _used(pair.source) == 0, READY_S)
 
 
 def _used(served: Served) -> float:
-    with urllib.request.urlopen(f"{served.report['url']}/metrics", timeout=30) as response:
-        lines = response.read().decode().splitlines()
+    # A lease ends in an iteration, and an idle server has none.
+    post(served, json.dumps({"model": "tiny-llama", "prompt": [1], "max_tokens": 2}).encode()).read()
+    lines = metrics(served)
     (value,) = (line.split()[-1] for line in lines if line.startswith("vllm:kv_cache_usage_perc{"))
     return float(value)

@@ -2,10 +2,7 @@
 
 import json
 import signal
-import subprocess
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +10,7 @@ import openai
 import psutil
 import pytest
 from support.processes import find_family, remaining, wait_until
-from tools.bursts import check_replay
+from tools.bursts import complete, open_client, replay
 from tools.machine import EAGER, PROMPTS, READY_S, VLLM, Machine, Tokens
 
 pytestmark = pytest.mark.vllm
@@ -23,33 +20,16 @@ BIG = 3 << 29
 class Hosted:
     """A host, its client, and every process seen at a status request."""
 
-    def __init__(self, process: subprocess.Popen[bytes], url: str) -> None:
-        self.process, self.url = process, url
-        self.client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=READY_S)
+    def __init__(self, pid: int, url: str) -> None:
+        self.pid, self.url, self.client = pid, url, open_client(url)
         self.family: list[psutil.Process] = []
 
     def status(self) -> dict[str, Any]:
         with urllib.request.urlopen(self.url + "/status", timeout=60) as answer:
             said = dict(json.loads(answer.read()))
         pids = [model["pid"] for model in said["models"] if model["pid"]]
-        self.family += find_family(self.process.pid, *pids)
+        self.family += find_family(self.pid, *pids)
         return said
-
-
-@contextmanager
-def _hosted(machine: Machine, file: Path) -> Iterator[Hosted]:
-    with (machine.root / "host.log").open("wb") as log:
-        process = machine.start(
-            "host", "--host-file", str(file), "--port", "0", stdout=subprocess.PIPE, stderr=log
-        )
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline().decode()
-        assert line, (machine.root / "host.log").read_text()
-        yield Hosted(process, line.split()[0])
-    finally:
-        process.terminate()
-        process.wait(60)
 
 
 def test_two_models_in_memory_for_one(
@@ -63,16 +43,17 @@ def test_two_models_in_memory_for_one(
     )
     # Memory for one model and the host's runtime template, and too little for two even once they are measured.
     file.write_text(f'memory = {BIG + (3 << 28)}\non_miss = "warn"\n{models}\n')
-    with _hosted(machine, file) as host:
+    with machine.gateway("host", "--host-file", str(file)) as (process, url, _):
+        host = Hosted(process.pid, url)
         assert [model.id for model in host.client.models.list()][::2] == ["tiny-llama", "tiny-qwen2"]
-        tokens = [_tokens(host, "tiny-llama", prompt) for prompt in PROMPTS]
+        tokens = [complete(host.client, "tiny-llama", prompt) for prompt in PROMPTS]
         assert tokens == reference
         # Until the template has its memory, there is enough for both models once the first is measured.
         wait_until(lambda: host.status()["host"]["runtime_template_bytes"] > 64 << 20, READY_S)
         assert _streamed(host, "tiny-qwen2-alias")
         said = host.status()
         assert [model["state"] for model in said["models"]] == ["stopped", "ready"]
-        assert _tokens(host, "tiny-llama-alias", PROMPTS[0]) == reference[0]
+        assert complete(host.client, "tiny-llama-alias", PROMPTS[0]) == reference[0]
         with pytest.raises(openai.NotFoundError, match="unknown"):
             host.client.completions.create(model="unknown", prompt="x")
         said = host.status()
@@ -88,23 +69,13 @@ def test_two_models_in_memory_for_one(
         assert "tiny-llama  ready" in shown and "template-engine" in shown
         wait_until(lambda: host.status()["models"][0]["memory_source"] == "observed", READY_S)
         assert 64 << 20 < host.status()["models"][0]["held_bytes"] < BIG
-        assert check_replay(machine, host.url, "--models", "tiny-llama,tiny-qwen2")["models"].keys() == {
-            "tiny-llama",
-            "tiny-qwen2",
-        }
-        host.process.send_signal(signal.SIGTERM)
-        assert host.process.wait(60) == 143
+        found = replay(machine, url, "--models", "tiny-llama,tiny-qwen2")
+        assert found["models"].keys() == {"tiny-llama", "tiny-qwen2"}
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 143
     template = [one for one in host.family if _is_template(machine, one.pid)]
     assert remaining([one for one in host.family if one not in template]) == []
     assert list((machine.root / "run" / "coldstart").glob("host-*")) == []
-
-
-def _tokens(host: Hosted, model: str, prompt: str) -> tuple[int, ...]:
-    more = {"return_token_ids": True}
-    made: Any = host.client.completions.create(
-        model=model, prompt=prompt, max_tokens=16, temperature=0, extra_body=more
-    )
-    return tuple(made.choices[0].token_ids)
 
 
 def _streamed(host: Hosted, model: str) -> str:

@@ -4,7 +4,6 @@ import json
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
-from support.processes import find_family, remaining
+from support.processes import find_family, remaining, wait_until
 from tools import bundles
 from tools.machine import EAGER, READY_S, Machine
 
@@ -68,18 +67,17 @@ def test_server_with_a_wrong_canary_answers_no_client(machine: Machine) -> None:
 def _killed_in_the_middle(machine: Machine) -> list[psutil.Process]:
     """Kill `materialize` after its engine has imported vLLM; return all its processes."""
     process = machine.start("materialize", "tiny-opt", "--", *EAGER, stderr=subprocess.DEVNULL)
-    deadline_s = time.monotonic() + READY_S
-    while "import vllm" not in "".join(events.read_text() for events in _events(machine)):
-        assert process.poll() is None and time.monotonic() < deadline_s
-        time.sleep(0.05)
+
+    def imports() -> bool:
+        return any(
+            "import vllm" in one.read_text() for one in (machine.cache / "work").glob("*/offline.events")
+        )
+
+    wait_until(lambda: process.poll() is not None or imports(), READY_S)
     family = find_family(process.pid)
     process.send_signal(signal.SIGKILL)
     process.wait()
     return family
-
-
-def _events(machine: Machine) -> list[Path]:
-    return list((machine.cache / "work").glob("*/offline.events"))
 
 
 def _materialized(machine: Machine, model: str, args: tuple[str, ...]) -> Bundle:

@@ -4,7 +4,7 @@ Invariant: a rank keeps its own heads' or layers' share of what is evicted, and 
 """
 
 import pytest
-from tools.bursts import BLOCK_BYTES, BLOCK_TOKENS, LOCAL, body, count_overtaken, counters, together
+from tools.bursts import ARGUMENTS, LOCAL, POOL_BYTES, SWAPPING, body, count_overtaken, counters, together
 from tools.machine import TRACED, Machine, Served
 
 # One rank is in test_e2e_scheduler.py, two with fakes are in property/test_scheduler.py.
@@ -14,14 +14,7 @@ WAYS = {
     "tensor": ("--tensor-parallel-size", "2", *TRACED),
     "pipeline": ("--pipeline-parallel-size", "2", *TRACED),
 }
-POOL_BLOCKS, RANKS = 14, 2
-SMALL = (
-    *("--dtype", "float32"),
-    *("--max-model-len", "256", "--block-size", str(BLOCK_TOKENS), "--max-num-seqs", "32"),
-    "--kv-cache-memory-bytes",
-)
-HOST = ("--kv-host-memory", str(1 << 27))
-SWAPPING = ("--scheduler", "skip-join-mlfq", "--batch", "4", *HOST)
+RANKS = 2
 DEADLINES = ("--scheduler", "deadline", "--batch", "4", "--deadline-factor", "1e6")
 """With this factor the longer prompt has the later deadline, however late the shorter one arrives."""
 LENGTHS = [20 + (37 * number) % 150 for number in range(20)]
@@ -30,14 +23,14 @@ LENGTHS = [20 + (37 * number) % 150 for number in range(20)]
 @pytest.fixture(scope="module")
 def expected(machine: Machine) -> list[list[int]]:
     """Return the answers of vLLM's scheduler on one rank with the whole pool."""
-    flags = (*SMALL, str(POOL_BLOCKS * BLOCK_BYTES), "--enforce-eager")
+    flags = (*ARGUMENTS, str(POOL_BYTES), "--enforce-eager")
     with machine.serving("tiny-llama", "--on-miss", "warn", vllm=flags) as stock:
         return together(stock, [body(n, tokens) for n, tokens in enumerate(LENGTHS)])
 
 
 @pytest.mark.parametrize("way", ["tensor", "pipeline"])
 def test_swapping_on_two_ranks_answers_as_fcfs(machine: Machine, expected: list[list[int]], way: str) -> None:
-    here, flags = Machine(machine.root, LOCAL), (*SMALL, str(POOL_BLOCKS * BLOCK_BYTES // RANKS), *WAYS[way])
+    here, flags = Machine(machine.root, LOCAL), (*ARGUMENTS, str(POOL_BYTES // RANKS), *WAYS[way])
     with here.serving("tiny-llama", "--on-miss", "warn", *SWAPPING, vllm=flags) as ours:
         check_fallbacks(ours)
         assert together(ours, [body(n, tokens) for n, tokens in enumerate(LENGTHS)]) == expected
@@ -45,9 +38,9 @@ def test_swapping_on_two_ranks_answers_as_fcfs(machine: Machine, expected: list[
         assert all(moved[name] > 0 for name in ("demotions", "parks", "evictions", "loads")), moved
 
 
-@pytest.mark.parametrize("way", ["pipeline", pytest.param("tensor", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("way", ["pipeline", "tensor"])
 def test_deadlines_order_requests_of_two_ranks(machine: Machine, expected: list[list[int]], way: str) -> None:
-    here, flags = Machine(machine.root, LOCAL), (*SMALL, str(POOL_BLOCKS * BLOCK_BYTES // RANKS), *WAYS[way])
+    here, flags = Machine(machine.root, LOCAL), (*ARGUMENTS, str(POOL_BYTES // RANKS), *WAYS[way])
     with here.serving("tiny-llama", "--on-miss", "warn", *DEADLINES, vllm=flags) as ours:
         check_fallbacks(ours)
         assert together(ours, [body(n, tokens) for n, tokens in enumerate(LENGTHS)]) == expected
@@ -56,7 +49,7 @@ def test_deadlines_order_requests_of_two_ranks(machine: Machine, expected: list[
 
 
 def test_the_ranks_of_a_pipeline_restore_their_compiled_code(machine: Machine) -> None:
-    here, flags = Machine(machine.root, LOCAL), (*SMALL, str(1 << 26), "--pipeline-parallel-size", "2")
+    here, flags = Machine(machine.root, LOCAL), (*ARGUMENTS, str(1 << 26), "--pipeline-parallel-size", "2")
     here.run("materialize", "tiny-llama", "--", *flags)
     with here.serving("tiny-llama", vllm=flags) as restored:
         assert restored.report["fast_path"]["compile"] and not restored.report["fallbacks"]

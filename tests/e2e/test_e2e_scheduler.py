@@ -8,27 +8,17 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from tools.bursts import BLOCK_BYTES, BLOCK_TOKENS, body, count_overtaken, counters, metrics, together
+from tools.bursts import ARGUMENTS, POOL_BYTES, SWAPPING, body, count_overtaken, counters, metrics, together
 from tools.machine import VLLM, Machine, Served
 
 from coldstart.launch.prepare import build_inductor_env
 
 pytestmark = pytest.mark.vllm
 
-POOL_BLOCKS = 14
-"""Fewer blocks than a batch of four needs at its end, so that some requests are evicted on any machine."""
-
-SMALL = (
-    # In bfloat16 an answer depends on the other requests of the batch, also with vLLM's scheduler.
-    *("--dtype", "float32"),
-    *("--max-model-len", "256", "--block-size", str(BLOCK_TOKENS), "--max-num-seqs", "32"),
-    *("--kv-cache-memory-bytes", str(POOL_BLOCKS * BLOCK_BYTES)),
-    "--enforce-eager",
-)
+SMALL = (*ARGUMENTS, str(POOL_BYTES), "--enforce-eager")
 REQUESTS, URGENT_TOKENS = 12, 200
 """Five blocks per request, eight for the urgent one."""
 
-SWAPPING = ("--scheduler", "skip-join-mlfq", "--batch", "4", "--kv-host-memory", str(1 << 27))
 CLASSES = """
 [header]
 priority = -1

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tools.machine import VLLM, Machine, Tokens
+from tools.machine import Machine, Tokens
 
 pytestmark = pytest.mark.vllm
 
@@ -23,8 +23,3 @@ def test_two_servers_of_the_template(machine: Machine, engine_template: None, re
         machine.run("template", "stop", code=1)
         assert "2 server(s) forked from it are running" in machine.error()
         assert two.tokens() == reference
-
-
-def test_a_second_template_for_the_same_key_is_refused(machine: Machine, engine_template: None) -> None:
-    machine.run("template", "start", "tiny-llama", "--level", "engine", "--", *VLLM, code=2)
-    assert "for tiny-llama is already running" in machine.error()

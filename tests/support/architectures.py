@@ -18,11 +18,9 @@ TESTS = Path(__file__).resolve().parents[1]
 _VOCABULARY, _HIDDEN, _LAYERS, _HEADS, _POSITIONS = 2048, 128, 2, 2, 512
 _DEEP = {"num_hidden_layers": _LAYERS, "num_attention_heads": _HEADS, "hidden_size": _HIDDEN}
 _WIDE = _DEEP | {"intermediate_size": 256, "max_position_embeddings": _POSITIONS}
-_MPT = {"d_model": _HIDDEN, "n_layers": _LAYERS, "n_heads": _HEADS, "max_seq_len": _POSITIONS}
 # Configuration class of transformers, its arguments, and the class of its model.
 ARCHITECTURES: Mapping[str, tuple[str, Mapping[str, Any], str]] = {
     "gpt-neox": ("GPTNeoXConfig", _WIDE, "AutoModelForCausalLM"),
-    "mpt": ("MptConfig", _MPT | {"tie_word_embeddings": True}, "AutoModelForCausalLM"),
     "bert": ("BertConfig", _WIDE, "AutoModel"),
     "llama-lora": ("LlamaConfig", _WIDE | {"num_key_value_heads": 1}, "AutoModelForCausalLM"),
 }

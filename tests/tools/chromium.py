@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from support.processes import wait_until
 from websockets.sync.client import ClientConnection, connect
 
 from coldstart.system.ipc.addresses import find_free_port
@@ -94,12 +95,8 @@ class Page:
         return done["result"].get("value")
 
     def wait_until(self, script: str) -> None:
-        """Wait until a JavaScript expression is true. Raises TimeoutError."""
-        deadline_s = time.monotonic() + _PATIENCE_S
-        while not self.evaluate(f"Boolean({script})"):
-            if time.monotonic() > deadline_s:
-                raise TimeoutError(f"never true: {script}")
-            time.sleep(0.05)
+        """Wait until a JavaScript expression is true. Raises AssertionError."""
+        wait_until(lambda: self.evaluate(f"Boolean({script})"), _PATIENCE_S)
 
     def press(self, key: str, code: int, text: str = "") -> None:
         """Press and release a key, such as ("Tab", 9); a button takes Enter only with its text, "\\r"."""

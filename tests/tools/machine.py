@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 from support.processes import find_family, remaining
 
 from coldstart.launch.completions import CompletionClient
 from coldstart.system.ipc.addresses import find_free_port
+from coldstart.system.snapshot import criu
 from coldstart.validate.launch import HOST
 from coldstart.validate.launchers import find_coldstart_command
 
@@ -36,10 +38,17 @@ Tokens = list[tuple[int, ...]]
 _OURS = ("COLDSTART_", "HF_", "XDG_", "VLLM_", "TORCH", "TRITON_")
 
 
-def criu() -> str | None:
+def find_criu() -> str | None:
     """Return the CRIU of the tests: COLDSTART_CRIU, the project's build, or the one in PATH."""
     unpacked = PROJECT / ".cache" / "criu" / "criu"
-    return os.environ.get("COLDSTART_CRIU") or (str(unpacked) if unpacked.exists() else shutil.which("criu"))
+    return os.environ.get(criu.VARIABLE) or (str(unpacked) if unpacked.exists() else shutil.which("criu"))
+
+
+def require_criu(patch: pytest.MonkeyPatch) -> None:
+    """Use the CRIU of the tests in this process; skip the test if it cannot restore processes here."""
+    patch.setenv(criu.VARIABLE, find_criu() or "")
+    if (reason := criu.explain_unavailable()) is not None:
+        pytest.skip(reason)
 
 
 @dataclass
@@ -88,7 +97,7 @@ class Machine:
         places = {"HOME": "home", "XDG_CACHE_HOME": "home/cache", "XDG_STATE_HOME": "home/state"}
         places |= {"XDG_CONFIG_HOME": "home/config", "XDG_RUNTIME_DIR": "run", "TMPDIR": "tmp"}
         made = {name: str(self._directory(place)) for name, place in places.items()}
-        found = {"COLDSTART_CRIU": program} if (program := criu()) else {}
+        found = {"COLDSTART_CRIU": program} if (program := find_criu()) else {}
         kept = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
         fixed = {"HF_HUB_OFFLINE": "1", "NO_COLOR": "1", "COLDSTART_MATERIALIZE_PROFILE_SECONDS": "1"}
         return kept | made | found | fixed | dict(self.extra)
@@ -115,6 +124,21 @@ class Machine:
             errors.seek(0)
             assert process.returncode == code, errors.read().decode(errors="replace")[-6000:]
         return said.decode()
+
+    @contextmanager
+    def gateway(self, *words: str) -> Iterator[tuple[subprocess.Popen[bytes], str, Path]]:
+        """Run a host or a fleet on a free port; yield its process, its URL and its log."""
+        log = self._directory(words[0]) / "log"
+        with log.open("wb") as errors:
+            process = self.start(*words, "--port", "0", stdout=subprocess.PIPE, stderr=errors)
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline().decode()
+            assert line, log.read_text()
+            yield process, line.split()[0], log
+        finally:
+            process.terminate()
+            process.wait(120)
 
     def error(self) -> str:
         """Return the standard error of the last `run`."""

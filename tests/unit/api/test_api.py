@@ -15,6 +15,7 @@ from coldstart.artifacts.bundle import Bundle, accept_any
 from coldstart.artifacts.errors import DestinationExistsError
 from coldstart.artifacts.store import BundleNotFoundError
 from coldstart.artifacts.store import Store as BundleStore
+from support.recorded_models import engine, model
 from tools.bundles import NAME, publish, publish_sections
 
 from coldstart import api
@@ -31,6 +32,7 @@ from coldstart.system import paths
 from coldstart.system.paths import Cache
 from coldstart.system.trust import unpacked
 
+__all__ = ["engine", "model"]
 HEAVY = ("torch", "vllm", "pandas", "typer", "transformers", "numpy", "huggingface_hub", "ray")
 # The fastest of several imports counts, because other processes on this machine add noise.
 IMPORT_LIMIT_S, TRIES = 0.1, 5

@@ -7,7 +7,6 @@ import resource
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tools.machine import criu as program
+from support.processes import wait_until
+from tools.machine import find_criu, require_criu
 
 from coldstart.launch import pruning
 from coldstart.system import fingerprint
@@ -48,9 +48,7 @@ def frozen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str
     place = tmp_path_factory.mktemp("frozen")
     (place / "images").mkdir()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(criu.VARIABLE, program() or "")
-        if (reason := criu.explain_unavailable()) is not None:
-            pytest.skip(reason)
+        require_criu(patch)
         command = [sys.executable, "-c", HOLDER, str(SIZE), str(place)]
         holder = subprocess.Popen(command, start_new_session=True, cwd="/", **NOWHERE)
         try:
@@ -71,10 +69,7 @@ def ask(place: Path) -> dict[str, Any]:
     """Return the answer of the process in `place`."""
     (place / "said").unlink(missing_ok=True)
     (place / "ask").touch()
-    deadline = time.monotonic() + 60
-    while not (place / "said").exists():
-        assert time.monotonic() < deadline, "no answer within a minute"
-        time.sleep(0.01)
+    wait_until((place / "said").exists)
     said: dict[str, Any] = json.loads((place / "said").read_text())
     return said
 
@@ -82,7 +77,7 @@ def ask(place: Path) -> dict[str, Any]:
 @contextmanager
 def thawed(place: Path, images: str = "images") -> Iterator[None]:
     """Run the frozen process from `images` in separate namespaces."""
-    restore = [program() or "", "restore", "-D", str(place / images), "-W", str(place), *OPTIONS]
+    restore = [find_criu() or "", "restore", "-D", str(place / images), "-W", str(place), *OPTIONS]
     guardian = subprocess.Popen(
         ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", *restore], **NOWHERE
     )
