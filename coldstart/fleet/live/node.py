@@ -38,7 +38,7 @@ from coldstart.launch.scheduler import reserve_cores
 from coldstart.system import secrets as secret_options
 from coldstart.system.ipc.addresses import find_free_port
 from coldstart.system.proc.scratch import PREFIX, private_directory
-from coldstart.vllm.handover import OTHER_CONNECTORS, handover_arguments
+from coldstart.vllm.handover import can_hand_over, handover_arguments
 from coldstart.weights.prefetch import PrefetchError, client
 
 EVENT_WAIT_S = 5.0
@@ -120,7 +120,7 @@ class NodeServers:
             if self.selects_device:
                 env |= {str(environment.CUDA_VISIBLE_DEVICES): str(order.rank.device)}
             launch, handover_key = _build_launch(order), ""
-            if not self.selects_device and not any(map(launch.args.contains_flag, OTHER_CONNECTORS)):
+            if not self.selects_device and can_hand_over(launch.args):
                 # Each server has its own key, which no client knows.
                 handover_key = secrets.token_hex(32)
                 env |= {str(environment.HANDOVER_KEY): handover_key}
@@ -251,10 +251,7 @@ def _is_rank_or_replacement(order: orders.RankOrder) -> bool:
 
 
 def _identify_kv(launch: Launch) -> str:
-    """Return a value that is equal for the ranks and workers of one deployment.
-
-    It is passed on the command line, which all users of a machine can read, so it depends on no secret.
-    """
+    """Return a value that is equal for all workers of a deployment. All users can read it, so it depends on no secret."""
     given = (launch.model, launch.revision, *secret_options.drop_secret_options(launch.args))
     return blake2b(repr(given).encode(), digest_size=16).hexdigest()
 

@@ -7,9 +7,17 @@ from __future__ import annotations
 
 import json
 
+from coldstart.contract.arguments import Arguments
+
 CONNECTOR = "coldstart.vllm.handover.connector"
-# Arguments that select another connector. A file of vLLM options can contain them, too.
-OTHER_CONNECTORS = ("kv_transfer_config", "kv_offloading_size", "ec_transfer_config", "config")
+# Arguments that the connector does not support or that select another one. A file of vLLM options can contain them, too.
+_UNSUPPORTED = ("kv_transfer_config", "kv_offloading_size", "ec_transfer_config", "config")
+
+
+def can_hand_over(given: Arguments) -> bool:
+    """Return whether a CPU server with these arguments can move requests with their KV."""
+    parallel = max(given.get_integer(name, 1) for name in ("tensor_parallel_size", "data_parallel_size"))
+    return parallel == 1 and not any(map(given.contains_flag, _UNSUPPORTED))
 
 
 def handover_arguments(host: str, identity: str) -> list[str]:
