@@ -102,11 +102,11 @@ class Staging:
                 file.write(data)
 
     @contextmanager
-    def open_blob(self, max_bytes: int = LIMITS.blob_bytes) -> Iterator[HashingFile]:
+    def open_blob(self) -> Iterator[HashingFile]:
         """Open a new blob for writing. Its digest is known when the block ends. Raises NoSpaceError, TooLargeError."""
         path = self.directory / uuid4().hex
         with translate_os_errors("writing a blob"), files.create_file(path, 0o666) as raw:
-            file = HashingFile(raw, max_bytes)
+            file = HashingFile(raw, LIMITS.blob_bytes)
             try:
                 yield file
                 raw.flush()

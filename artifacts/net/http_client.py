@@ -47,10 +47,10 @@ class HttpLimits:
     min_bytes_per_s: float = 16 << 10
 
 
-def read_limits(environment: Mapping[str, str] = os.environ) -> HttpLimits:
+def read_limits() -> HttpLimits:
     """Return the default limits, with `headers_s` and `stall_s` set to COLDSTART_HTTP_PATIENCE_S if that variable is set."""
     with suppress(ValueError):
-        if 0.0 < (patience_s := float(environment.get(PATIENCE_VARIABLE, ""))) < float("inf"):
+        if 0.0 < (patience_s := float(os.environ.get(PATIENCE_VARIABLE, ""))) < float("inf"):
             return HttpLimits(headers_s=patience_s, stall_s=patience_s)
     return HttpLimits()
 

@@ -72,11 +72,11 @@ class RunningTemplate:
         return self.pid is not None and self.socket.exists()
 
 
-def find_ready(level: str, key: str, root: Path | None = None) -> RunningTemplate | None:
+def find_ready(level: str, key: str) -> RunningTemplate | None:
     """Return the ready template for `key` at `level`, or None. A runtime template fits every key of its interpreter."""
     fits = (
         template
-        for template in list_templates(root)
+        for template in list_templates()
         if template.level == level and template.ready and template.python == sys.executable
     )
     return next((template for template in fits if level == RUNTIME or template.key == key), None)

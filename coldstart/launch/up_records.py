@@ -181,9 +181,9 @@ def list_directories(cache: Cache) -> list[UpDirectory]:
     return [UpDirectory(path) for path in places if path.is_dir()]
 
 
-def stop_supervisor(record: UpRecord, timeout_s: float = STOP_TIMEOUT_S) -> None:
-    """Stop the supervisor and its server with SIGTERM, and with SIGKILL after `timeout_s` seconds."""
-    processes.terminate(record.pid, record.birth, timeout_s)
+def stop_supervisor(record: UpRecord) -> None:
+    """Stop the supervisor and its server with SIGTERM, and with SIGKILL after `STOP_TIMEOUT_S` seconds."""
+    processes.terminate(record.pid, record.birth, STOP_TIMEOUT_S)
 
 
 def list_possible_model_names(word: str) -> set[str]:

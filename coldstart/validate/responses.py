@@ -199,5 +199,5 @@ def _find_latest_divergence(answer: Response, expected: set[Response]) -> Diverg
     return None if None in divergences else max(one for one in divergences if one is not None)
 
 
-def _shorten(prompt: str, characters: int = 60) -> str:
-    return repr(prompt if len(prompt) <= characters else prompt[: characters - 3] + "...")
+def _shorten(prompt: str) -> str:
+    return repr(prompt if len(prompt) <= 60 else prompt[:57] + "...")
