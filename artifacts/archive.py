@@ -66,7 +66,7 @@ class _BoundedFile:
 
     def read(self, size: int) -> bytes:
         if size > LIMITS.index_bytes:
-            raise TooLargeError(f"a tar header is larger than {LIMITS.index_bytes} bytes")
+            raise TooLargeError(f"a tar header of the archive exceeds {LIMITS.index_bytes} bytes")
         return self._file.read(size)
 
 
@@ -111,7 +111,7 @@ class ArchiveSource:
             with self._open(name) as file:
                 return file.read(cap + 1)
         except (MissingBlobError, tarfile.TarError) as error:
-            raise NotALayoutError(f"the archive has no readable file {name}") from error
+            raise NotALayoutError(f"the archive does not contain {name} as a regular file") from error
 
 
 def import_archive(store: Store, path: Path) -> list[Bundle]:
@@ -141,7 +141,7 @@ def pull_directory(store: Store, directory: Path, digest: str | None = None) -> 
     Without `digest`, the newest version is copied. All bundles in the layout must then have the same key.
     """
     if not (other := Store(directory)).layout.exists:
-        raise NotALayoutError(f"{directory} is not an image layout")
+        raise NotALayoutError(f"{directory} is not an OCI image layout")
     matches = [bundle for bundle in other.list_bundles() if digest in (None, bundle.digest)]
     if not matches:
         raise NotALayoutError(
@@ -149,7 +149,7 @@ def pull_directory(store: Store, directory: Path, digest: str | None = None) -> 
         )
     if len({bundle.key_digest for bundle in matches}) > 1:
         raise AmbiguousReferenceError(
-            f"{directory} contains bundles with different keys", hint="choose one: DIR@sha256:..."
+            f"{directory} contains bundles with different keys", hint="specify a digest: DIR@sha256:..."
         )
     newest = max(matches, key=lambda bundle: bundle.version)
     return store.receive_bundle(other.layout, newest.descriptor)
@@ -158,7 +158,11 @@ def pull_directory(store: Store, directory: Path, digest: str | None = None) -> 
 def _explain_damage(path: Path, *, is_archive: bool) -> str:
     export = f"coldstart export NAME --to {shlex.quote(path.name)} --force"
     again = f"copy the archive again, or export an intact bundle again: {export}"
-    return again if is_archive else f"use a file that coldstart export wrote; if this is one, {again}"
+    return (
+        again
+        if is_archive
+        else f"use a file that `coldstart export` wrote; if {path.name} is such a file, {again}"
+    )
 
 
 def _collect_contents(

@@ -95,5 +95,5 @@ def check_digest(text: str) -> str:
     Raises InvalidManifestError otherwise.
     """
     if not _DIGEST.fullmatch(text):
-        raise InvalidManifestError(f"{text[:200]!r} is not a sha256 digest")
+        raise InvalidManifestError(f"invalid digest {text[:200]!r}: expected sha256: and 64 hex digits")
     return text

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.artifacts import canonical
-from coldstart.artifacts.errors import RemoteDeniedError
+from coldstart.artifacts.errors import RemoteDeniedError, describe_reason
 
 # Docker stores Docker Hub logins under a different host name than that of the registry.
 HUB_KEY, HUB_HOSTS = (
@@ -86,7 +86,7 @@ def _run_helper(helper: str, key: str) -> Login | None:
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise RemoteDeniedError(
-            f"cannot run {program}: {type(error).__name__}", hint=f"run `{program} get` to find the cause"
+            f"cannot run {program}: {describe_reason(error)}", hint=f"run `{program} get` to find the cause"
         ) from error
     if done.returncode:
         output = (done.stdout or done.stderr).decode(errors="replace").strip()[:200]

@@ -97,7 +97,7 @@ SectionTableError = _define_error(
 IndexMismatchError = _define_error(
     "IndexMismatchError",
     "CS-INDEX",
-    "prune the entry, then import or pull the bundle again",
+    "remove the bundle with coldstart prune REF, then import or pull it again",
     InvalidManifestError,
 )
 InvalidKeyError = _define_error(
@@ -195,7 +195,7 @@ class NotRegularError(BundleError, OSError):
 
     code = "CS-FILE"
     exit_code = ERROR
-    default_hint = "replace it with a regular file"
+    default_hint = "use a path to a regular file"
     strerror = "not a regular file"
 
 

@@ -115,7 +115,7 @@ def read_regular(path: str | Path, max_bytes: int = LIMITS.json_section_bytes) -
     with open_regular(path) as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
-        raise TooLargeError(f"{path} is larger than {max_bytes} bytes")
+        raise TooLargeError(f"{path} exceeds the limit of {max_bytes} bytes")
     return data
 
 

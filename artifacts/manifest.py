@@ -138,13 +138,13 @@ def parse_manifest(config: bytes, image: oci.ImageManifest) -> Manifest:
     manifest = Manifest(Key(read.key), image.layers, read.provenance, read.format_version)
     if image.artifact_type != oci.BUNDLE_TYPE or image.config.media_type != oci.CONFIG_TYPE:
         raise InvalidManifestError(
-            f"the artifact type {image.artifact_type!r} is not that of a coldstart bundle"
+            f"not a coldstart bundle: the artifact type is {image.artifact_type!r}, the config type {image.config.media_type!r}"
         )
     names = [section.section_type for section in manifest.sections]
     if len(set(names)) != len(names):
-        raise SectionTableError("the manifest has two sections of the same type")
+        raise SectionTableError("the manifest lists two sections of the same type")
     if image.annotations.get(oci.KEY, manifest.key.digest) != manifest.key.digest:
-        raise InvalidManifestError("the key annotation of the manifest differs from the digest of the key")
+        raise InvalidManifestError("the key annotation of the manifest does not match the bundle's key")
     return manifest
 
 

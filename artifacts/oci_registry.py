@@ -47,7 +47,7 @@ class Repository:
         headers = _ACCEPT if kind == "manifests" else {}
         answer = self.session.request("GET", self.build_url(kind, blob.digest), headers=headers)
         if answer.status == 404:
-            raise MissingBlobError(f"{blob.digest} is not in {self.host}/{self.name}")
+            raise MissingBlobError(f"{self.host}/{self.name} has no blob {blob.digest}")
         _require_status(answer, 200)
         return cast("BinaryIO", answer)
 

@@ -35,7 +35,7 @@ def describe_exposure(status: os.stat_result, *, allow_sticky: bool = True) -> s
     remove it.
     """
     if status.st_uid not in (0, os.getuid()):
-        return f"belongs to user {status.st_uid}"
+        return f"belongs to another user (UID {status.st_uid})"
     sticky = status.st_uid == 0 and stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
     if status.st_mode & _OTHERS and not (sticky and allow_sticky) and not stat.S_ISLNK(status.st_mode):
         return f"is writable by other users (mode {stat.S_IMODE(status.st_mode):04o})"
@@ -64,7 +64,7 @@ def ensure_private_directory(path: Path) -> str | None:
     if not stat.S_ISDIR(status.st_mode):
         return f"{path} is not a directory"
     if status.st_uid != os.getuid() or status.st_mode & 0o077:
-        return f"{path} has owner {status.st_uid} and mode {stat.S_IMODE(status.st_mode):04o}, expected {os.getuid()} and 0700"
+        return f"{path} has owner {status.st_uid} and mode {stat.S_IMODE(status.st_mode):04o}, not {os.getuid()} and 0700"
     return describe_path_exposure(path)
 
 
@@ -82,7 +82,7 @@ def require_unexposed(path: Path, state_dir: Path) -> None:
     if found.status.st_uid not in (0, user):
         repair = f"{'sudo ' if user else ''}chown {user} {name}"
     raise ExposedKeyError(
-        f"the trusted keys are exposed: {found.path} {found.reason}",
+        f"other users could change the trusted keys: {found.path} {found.reason}",
         hint=f"check the keys, then run `{repair}`",
     )
 

@@ -83,7 +83,7 @@ def prune(
         freed = sum(path.lstat().st_size for path in garbage.paths if not path.is_dir())
         if not dry_run:
             _remove_garbage(layout, garbage, kept if len(kept) < len(entries) else None)
-        why = "no blob was removed, because a manifest cannot be read"
+        why = "no blob was removed, because a manifest in the store cannot be read"
         note = None if damaged is None else f"{why}: {damaged.message}"
         removed = tuple(entry.digest for entry in entries if entry.digest in dropped)
         return PruneReport(removed, len(garbage.paths), freed, note, tuple(garbage.paths))

@@ -103,7 +103,7 @@ class RegistrySession:
 
     def _parse_realm(self, address: str) -> origin.Origin:
         allowed = [name.strip() for name in os.environ.get(REALMS_VARIABLE, "").split(",")]
-        hint = f"set {REALMS_VARIABLE}={urlsplit(address).hostname or 'HOST'} to allow it, or run `docker login {self._host}`"
+        hint = f"set {REALMS_VARIABLE}={urlsplit(address).hostname or 'HOST'}, or run `docker login {self._host}`"
         try:
             realm = origin.parse_origin(address)
         except ValueError as error:
@@ -112,7 +112,7 @@ class RegistrySession:
             raise RemoteDeniedError(f"the token realm of {self._host} does not use https")
         if not origin.may_receive_credentials(realm, self._origin, allowed):
             raise RemoteDeniedError(
-                f"{self._host} uses the token realm {realm}, which is another host", hint=hint
+                f"the token realm {realm} is on another host than {self._host}", hint=hint
             )
         return realm
 

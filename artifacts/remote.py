@@ -75,16 +75,14 @@ def pull(store: Store, address: str) -> Bundle:
                 with _translate_hub_errors(repo):
                     api.snapshot_download(repo, allow_patterns=[f"{tag}/*"], local_dir=str(scratch))
                 if not (scratch / tag).is_dir():
-                    hint = f"list the files of {repo} on the hub"
-                    raise MissingBlobError(f"{repo} has no bundle {tag}", hint=hint)
+                    hint = f"list the files of {repo} on the hub, and use one of its tags: {HUB}{repo}:TAG"
+                    raise MissingBlobError(f"repository {repo} has no bundle with tag {tag}", hint=hint)
                 return pull_directory(store, scratch / tag)
         path, _, digest = address.partition("@sha256:")
         return pull_directory(store, _parse_directory(path), f"sha256:{digest}" if digest else None)
     except (DigestMismatchError, MissingBlobError) as error:
         if error.hint == error.default_hint:  # The default hint is for a bundle in the store.
-            hint = (
-                "pull it from another source, or push an intact copy again with `coldstart push REF ADDRESS`"
-            )
+            hint = "pull the bundle from another source, or push an intact copy: coldstart push REF ADDRESS"
             error.hint = hint
         raise
 
@@ -104,7 +102,7 @@ def _parse_directory(address: str) -> Path:
     """
     if os.path.lexists(address):
         return Path(address)
-    exact = f"for a directory with this name: {shlex.quote(f'./{address}')}"
+    exact = f"for a directory with this name, use {shlex.quote(f'./{address}')}"
     if _REGISTRY.fullmatch(address):
         raise InvalidReferenceError(
             f"the address {address} looks like a registry but has no scheme",

@@ -141,7 +141,7 @@ def read_key(path: Path) -> HostKey:
     try:
         private = serialization.load_pem_private_key(files.read_regular(path, LIMITS.signature_bytes), None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise InvalidSignatureError(f"{path.name} is not a private key") from error
+        raise InvalidSignatureError(f"{path.name} is not a private key in PEM format") from error
     if not isinstance(private, Ed25519PrivateKey):
         raise InvalidSignatureError(f"{path.name} is not an ed25519 key")
     return HostKey(private)
@@ -263,7 +263,7 @@ def verify_signature(document: bytes, digest: str, keys: Mapping[str, Ed25519Pub
         return TrustResult(False, None, f"the signature is malformed: {error}")
     stated = (body.type, body.predicate_type, body.subject[0].digest)
     if stated != (STATEMENT_TYPE, PREDICATE_TYPE, {"sha256": digest.removeprefix("sha256:")}):
-        return TrustResult(False, None, "the signature is about another bundle")
+        return TrustResult(False, None, "the signature covers another bundle")
     signed = encode_pae(envelope.payload)
     for name, key in keys.items():
         if any(_is_valid(key, one.sig, signed) for one in envelope.signatures):
@@ -272,8 +272,8 @@ def verify_signature(document: bytes, digest: str, keys: Mapping[str, Ed25519Pub
     if signer in keys:
         return TrustResult(False, signer, "the signature is invalid")
     if signer is None or not _FINGERPRINT.fullmatch(signer):
-        return TrustResult(False, None, "its signer is not a trusted key")
-    return TrustResult(False, signer, f"its signer {signer} is not a trusted key")
+        return TrustResult(False, None, "the signing key is not trusted")
+    return TrustResult(False, signer, f"the signing key {signer} is not trusted")
 
 
 def _is_valid(key: Ed25519PublicKey, signature: bytes, signed: bytes) -> bool:

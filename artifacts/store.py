@@ -112,13 +112,14 @@ class Store:
         candidates = [bundle for bundle in bundles if bundle.identity[1] == key.digest]
         if not candidates:
             raise BundleNotFoundError(
-                f"no bundle for key {key.short_digest}", _find_nearest(bundles, key, name, trust)
+                f"the store has no bundle for key {key.short_digest}",
+                _find_nearest(bundles, key, name, trust),
             )
         best = sort_best_first(candidates, trust)[0]
         if best.read_error is not None:
             raise best.read_error
         if not best.trust.is_trusted:
-            message = f"no trusted bundle for key {key.short_digest}: {best.trust.reason}"
+            message = f"the store has no trusted bundle for key {key.short_digest}: {best.trust.reason}"
             raise BundleNotFoundError(message, _find_nearest(bundles, key, name, trust), best.bundle)
         return best.bundle
 
@@ -176,7 +177,7 @@ class Store:
         if "@" in ref:
             name, _, digest = ref.partition("@")
             if not _PREFIX.fullmatch(digest):
-                raise InvalidReferenceError(f"{ref!r} does not end with sha256: and at least 12 hex digits")
+                raise InvalidReferenceError(f"{ref!r} needs at least 12 hex digits after @sha256:")
             return [b for b in bundles if b.identity[0] == name and b.digest.startswith(digest)]
         if named := _find_by_name(ref, bundles):
             return named

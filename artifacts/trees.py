@@ -102,13 +102,14 @@ def _walk_names(directory: Path, prefix: str) -> Iterator[str]:
 def _add_member(archive: tarfile.TarFile, path: Path, name: str) -> None:
     status = path.lstat()
     if stat.S_ISLNK(status.st_mode):
-        raise UnsafeLinkError(f"{name} is a symbolic link", hint="replace the link with its target")
+        raise UnsafeLinkError(f"cannot pack symbolic link {name}", hint="replace the link with its target")
     if stat.S_ISDIR(status.st_mode):
         archive.addfile(build_tar_header(name, is_directory=True))
         return
     if not stat.S_ISREG(status.st_mode):
         raise UnsafeMemberError(
-            f"{name} is neither a file nor a directory", hint="remove the file from the tree"
+            f"cannot pack {name}: it is neither a file nor a directory",
+            hint=f"remove {name} from the directory",
         )
     info = build_tar_header(name, status.st_size, executable=bool(status.st_mode & 0o100))
     try:
@@ -118,7 +119,7 @@ def _add_member(archive: tarfile.TarFile, path: Path, name: str) -> None:
         if error.errno is not None:
             raise
         raise InvalidTreeError(
-            f"{name} shrank while it was read",
+            f"cannot pack {name}: the file shrank while it was read",
             hint="stop the programs that write to the file, then try again",
         ) from error
 
@@ -131,12 +132,12 @@ class _BoundedReader:
 
     def read(self, size: int) -> bytes:
         if size > LIMITS.pax_header_bytes:
-            raise ArchiveBombError(f"a tar header is larger than {LIMITS.pax_header_bytes} bytes")
+            raise ArchiveBombError(f"a tar header of the section exceeds {LIMITS.pax_header_bytes} bytes")
         self.block = data = self._source.read(min(size, self._left + 1))
         self._left -= len(data)
         self._at += len(data)
         if self._left < 0:
-            raise ArchiveBombError("the unpacked section exceeds the size limit")
+            raise ArchiveBombError(f"the unpacked section exceeds the size limit of {self._at - 1} bytes")
         return data
 
     def tell(self) -> int:
@@ -144,7 +145,7 @@ class _BoundedReader:
 
     def seek(self, position: int) -> None:
         if position < self._at:
-            raise InvalidTreeError("a tar header has a negative size")
+            raise InvalidTreeError("a tar header of the section has a negative size")
         for _ in self.read_body(position - self._at):
             pass
 
@@ -152,7 +153,7 @@ class _BoundedReader:
         """Yield the next `size` bytes. Raises InvalidTreeError if the stream is shorter."""
         while size:
             if not (data := self.read(min(LIMITS.pax_header_bytes, size))):
-                raise InvalidTreeError("the tar stream ends in the middle of a file")
+                raise InvalidTreeError("the tar stream of the section ends in the middle of a file")
             size -= len(data)
             yield data
 
@@ -188,7 +189,7 @@ def _read_tree(reader: VerifiedReader, entry: Descriptor, target: Path | None) -
     try:
         return read_tar(stream, budget, target)
     except zstandard.ZstdError as error:
-        raise InvalidTreeError(f"malformed zstd stream: {error}") from error
+        raise InvalidTreeError(f"cannot decompress the section: {error}") from error
     finally:
         # A damaged blob raises DigestMismatchError here, which replaces the error of the malformed stream.
         reader.drain()
@@ -222,32 +223,32 @@ def _iterate_members(stream: _BoundedReader) -> Iterator[TarInfo]:
             archive.members.clear()  # type: ignore[attr-defined]  # Each header would remain in memory.
             _check_header(info)
             if info.name in is_directory:
-                raise DuplicateMemberError(f"the tree contains {info.name!r} twice")
+                raise DuplicateMemberError(f"the section contains {info.name!r} twice")
             if not is_directory.get(info.name.rpartition("/")[0]):
-                raise UnsafePathError(f"{info.name[:200]!r} has no parent directory in the tree")
+                raise UnsafePathError(f"{info.name[:200]!r} has no parent directory in the section")
             is_directory[info.name] = info.isdir()
             length += len(info.name) + info.offset_data - info.offset - tarfile.BLOCKSIZE
             if len(is_directory) > LIMITS.tree_members + 1:
-                raise ArchiveBombError(f"the tree has more than {LIMITS.tree_members} entries")
+                raise ArchiveBombError(f"the section has more than {LIMITS.tree_members} entries")
             if length > LIMITS.tree_name_bytes:
-                raise ArchiveBombError(f"the names in the tree exceed {LIMITS.tree_name_bytes} bytes")
+                raise ArchiveBombError(f"file names in the section exceed {LIMITS.tree_name_bytes} bytes")
             yield info
     except BundleError:
         raise
     except MALFORMED_TAR_ERRORS as error:
-        raise InvalidTreeError(f"malformed tar stream: {error}") from error
+        raise InvalidTreeError(f"cannot parse the tar stream of the section: {error}") from error
     if not stream.block or stream.block.strip(b"\0"):  # `next` ends silently at a damaged header.
-        raise InvalidTreeError("the tar stream is damaged or truncated")
+        raise InvalidTreeError("the tar stream of the section is damaged or truncated")
 
 
 def _check_header(info: TarInfo) -> None:
     if info.issym() or info.islnk():
-        raise UnsafeLinkError(f"{info.name[:200]!r} is a symbolic or hard link")
+        raise UnsafeLinkError(f"{info.name[:200]!r} is a link, which a section must not contain")
     is_sparse = info.sparse is not None or any(name.startswith("GNU.sparse") for name in info.pax_headers)
     if is_sparse or not (info.isdir() or info.type in (tarfile.REGTYPE, tarfile.AREGTYPE)):
-        raise UnsafeMemberError(f"{info.name[:200]!r} is a special file, which a tree must not contain")
+        raise UnsafeMemberError(f"{info.name[:200]!r} is a special file, which a section must not contain")
     if info.size < 0 or (info.isdir() and info.size):
-        raise InvalidTreeError(f"{info.name[:200]!r} has the invalid size {info.size}")
+        raise InvalidTreeError(f"{info.name[:200]!r} has an invalid size of {info.size} bytes")
     _check_name(info.name)
 
 
@@ -255,6 +256,6 @@ def _check_name(name: str) -> None:
     """Raise UnsafePathError unless `name` is a short relative path without special components."""
     parts = name.split("/") if len(name) <= LIMITS.path_characters else []
     if not 0 < len(parts) <= LIMITS.path_depth or max(len(part.encode()) for part in parts) > 255:
-        raise UnsafePathError(f"{name[:200]!r} has more than {LIMITS.path_depth} components, or is too long")
+        raise UnsafePathError(f"path {name[:200]!r} is too long or has more than {LIMITS.path_depth} parts")
     if not {"", ".", ".."}.isdisjoint(parts) or not name.isprintable():
         raise UnsafePathError(f"{name[:200]!r} is not a plain relative path")

@@ -63,7 +63,7 @@ class HashingFile:
         """Write all of `data` and return its size. Raises TooLargeError above the limit."""
         view = memoryview(data)
         if self.size + len(view) > self._max_bytes:
-            raise TooLargeError(f"the blob is larger than {self._max_bytes} bytes")
+            raise TooLargeError(f"the blob exceeds the limit of {self._max_bytes} bytes")
         self._file.write(view)
         self._hash.update(view)
         self.size += len(view)
@@ -134,7 +134,7 @@ class Staging:
             for blob in stored_blobs:
                 if not blobs.blob_path(self.layout.root, blob.digest).exists():
                     raise MissingBlobError(
-                        f"blob {blob.digest} was pruned while the bundle was written",
+                        f"blob {blob.digest} was pruned while the bundle was being written",
                         hint="run the command again",
                     )
             entries = self.layout.read_entries()
@@ -221,7 +221,7 @@ def receive_bundle(layout: OciLayout, source: BundleSource, descriptor: oci.Desc
     config = read_small_blob(source, image.config, LIMITS.config_bytes)
     parsed = manifest.parse_manifest(config, image)
     if sum(layer.size for layer in image.layers) > LIMITS.bundle_bytes:
-        raise TooLargeError(f"the bundle is larger than {LIMITS.bundle_bytes} bytes")
+        raise TooLargeError(f"the bundle exceeds the limit of {LIMITS.bundle_bytes} bytes")
     bare = oci.Descriptor(oci.MANIFEST_TYPE, descriptor.digest, descriptor.size)
     every = (bare, *image.blobs)
     with open_staging(layout) as staging:
@@ -300,5 +300,5 @@ class BundleDraft:
         if declared is None or declared.encoding != encoding:
             raise SectionUnsupportedError(f"no section type has the name {name} and the encoding {encoding}")
         if name in self.sections:
-            raise SectionTableError(f"section {name} was already added")
+            raise SectionTableError(f"the bundle already has a section {name}")
         return declared

@@ -114,7 +114,7 @@ class _DeadlineConnection:
         try:
             response = super().getresponse()  # type: ignore[misc]
         except TimeoutError as error:
-            raise SlowServerError(f"no response within {self.timeout:.0f} s") from error
+            raise SlowServerError(f"the server did not respond within {self.timeout:.0f} s") from error
         response.timed = sock
         return response
 
@@ -319,7 +319,7 @@ def _select_secret_headers(secret: Secret | None, url: str) -> Mapping[str, str]
     if secret is None or parse_origin(url) != secret.origin:
         return {}
     if not secret.origin.can_receive_secrets:
-        raise ForbiddenError(f"a password or token would be sent to {secret.origin} without TLS")
+        raise ForbiddenError(f"refusing to send a password or token to {secret.origin} without TLS")
     return secret.headers
 
 

@@ -47,8 +47,8 @@ def parse_origin(url: str) -> Origin:
     """Return the origin of an absolute http(s) URL. Raises ValueError for any other URL."""
     parts = urlsplit(url)
     if parts.scheme not in _PORTS or not parts.hostname:
-        found = f"scheme {parts.scheme or 'missing'}, host {parts.hostname or 'missing'}"
-        raise ValueError(f"expected an http or https URL with a host ({found})")
+        found = f"scheme {parts.scheme!r} and host {parts.hostname or ''!r}"
+        raise ValueError(f"expected an http or https URL with a host, found {found}")
     return Origin(parts.scheme, parts.hostname.rstrip("."), parts.port or _PORTS[parts.scheme])
 
 

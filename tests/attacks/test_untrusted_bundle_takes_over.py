@@ -151,7 +151,7 @@ def test_trust_why_reports_the_reason(run: Run, store: Store, home: Path, wanted
     made = publish(other, home / "s", wanted, signer=stranger, created=LATER, n="third")
     run("pull", f"{other.root}@{made.digest}")
     unknown = run("trust", "why", "org/tiny:v3", code=1)
-    said = f"signature 1: its signer {stranger.fingerprint} is not a trusted key\n"
+    said = f"signature 1: the signing key {stranger.fingerprint} is not trusted\n"
     assert said in unknown.stdout and "invalid" not in unknown.stdout
     assert "coldstart trust add FILE" in unknown.stderr
     maker = home / "maker.pem"

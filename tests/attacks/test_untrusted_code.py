@@ -76,7 +76,7 @@ def test_extract_refuses_signature_of_an_unknown_key(store: Store, tmp_path: Pat
     bundle = _bundle(store, tmp_path, sign.load_host_key(tmp_path / "stranger"))
     sign.load_host_key(tmp_path / "state")
     trust = sign.TrustStore(sign.trust_dir(tmp_path / "state"))
-    assert "not a trusted key" in _refused(bundle, tmp_path / "out", trust).message
+    assert "signing key" in _refused(bundle, tmp_path / "out", trust).message
 
 
 def test_signature_of_another_bundle(store: Store, tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_signature_that_claims_this_bundle_but_covers_another(store: Store, tmp_
     result = sign.TrustStore(sign.trust_dir(tmp_path / "state"))(bundle)
     assert not result.is_trusted and "is invalid" in result.reason
     result = sign.TrustStore(sign.trust_dir(tmp_path / "a machine without the key"))(bundle)
-    assert not result.is_trusted and "not a trusted key" in result.reason
+    assert not result.is_trusted and "signing key" in result.reason
 
 
 @pytest.mark.parametrize(

@@ -169,5 +169,5 @@ def test_a_foreign_image_is_refused(host: str, store: Store, tmp_path: Path) -> 
     document = json.loads(bundle.read_image_manifest())
     document["artifactType"] = "application/vnd.example"
     place._upload_manifest("other", json.dumps(document).encode())
-    with pytest.raises(Exception, match="not that of a coldstart bundle"):
+    with pytest.raises(Exception, match="not a coldstart bundle"):
         remote.pull(Store(tmp_path / "pulled"), f"oci://{host}/foreign/tiny:other")
