@@ -158,11 +158,7 @@ def pull_directory(store: Store, directory: Path, digest: str | None = None) -> 
 def _explain_damage(path: Path, *, is_archive: bool) -> str:
     export = f"coldstart export NAME --to {shlex.quote(path.name)} --force"
     again = f"copy the archive again, or export an intact bundle again: {export}"
-    return (
-        again
-        if is_archive
-        else f"use a file that `coldstart export` wrote; if {path.name} is such a file, {again}"
-    )
+    return again if is_archive else f"use a file of `coldstart export`; if {path.name} is one, {again}"
 
 
 def _collect_contents(

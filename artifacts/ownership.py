@@ -64,7 +64,7 @@ def ensure_private_directory(path: Path) -> str | None:
     if not stat.S_ISDIR(status.st_mode):
         return f"{path} is not a directory"
     if status.st_uid != os.getuid() or status.st_mode & 0o077:
-        return f"{path} has owner {status.st_uid} and mode {stat.S_IMODE(status.st_mode):04o}, not {os.getuid()} and 0700"
+        return f"{path} has owner {status.st_uid} and mode {stat.S_IMODE(status.st_mode):04o}, expected {os.getuid()} and 0700"
     return describe_path_exposure(path)
 
 

@@ -33,16 +33,16 @@ _WINDOW_S = 15.0
 class HttpService:
     """Kind of server that a client calls, with the texts of its hints.
 
-    `start_command` is the command that starts the server. `key_option` is the option that supplies the operator's key.
+    `hint` is how to start or find a server. `key_option` is the option that supplies the operator's key.
     """
 
     name: str
-    start_command: str
+    hint: str
     key_option: str
 
 
-HOST = HttpService("host", "coldstart host MODEL..., or --url URL", "--api-key-file FILE")
-FLEET = HttpService("fleet", "coldstart fleet up --memory 60GiB", "--admin-key-file FILE")
+HOST = HttpService("host", "run `coldstart host MODEL...`, or pass --url URL", "--api-key-file FILE")
+FLEET = HttpService("fleet", "run `coldstart fleet up --memory 60GiB`", "--admin-key-file FILE")
 
 
 class ServerClient:
@@ -131,7 +131,7 @@ class ServerClient:
         except RemoteUnreachableError as error:
             raise CommandFailedError(
                 f"no {self._service.name} responds at {self._url}: {error.message}",
-                hint=self._service.start_command,
+                hint=self._service.hint,
             ) from error
 
     def _require_success(self, status: int, body: bytes) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class ServerClient:
         if status in (HTTPStatus.OK, HTTPStatus.ACCEPTED):
             return document
         if status == HTTPStatus.UNAUTHORIZED:
-            raise CommandFailedError(f"{self._url} requires a valid key", hint=f"pass the key with {option}")
+            raise CommandFailedError(f"{self._url} requires a valid API key", hint=f"pass {option}")
         error = document.get("error")
         if not isinstance(error, dict) or "message" not in error:
             raise self._describe_wrong_server(status)
@@ -158,8 +158,8 @@ class ServerClient:
 
     def _describe_wrong_server(self, status: int) -> CommandFailedError:
         return CommandFailedError(
-            f"{self._url} is not a {self._service.name} (HTTP status {status})",
-            hint=f"pass the address of a {self._service.name} with --url URL",
+            f"{self._url} is not a coldstart {self._service.name} (HTTP status {status})",
+            hint=f"pass the address of a coldstart {self._service.name} with --url URL",
         )
 
     def _request_body(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
@@ -167,7 +167,7 @@ class ServerClient:
         content = response.read_up_to(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
             url = redact_url(self._url + path)
-            raise CommandFailedError(f"the response of {url} exceeds {format_bytes(MAX_BYTES)}")
+            raise CommandFailedError(f"the response of {url} exceeds the limit of {format_bytes(MAX_BYTES)}")
         return response.status, content
 
     def _send_request(self, method: str, path: str, body: bytes | None) -> HttpResponse:
@@ -198,12 +198,12 @@ def _parse_url(url: str) -> Origin:
 
 def _check_key(origin: Origin, key_headers: Mapping[str, str], out: Output) -> None:
     if not all(value.isascii() and value.isprintable() for value in key_headers.values()):
-        raise UsageError("cannot send the key: it contains a character that is not printable ASCII")
+        raise UsageError("cannot send the API key: it contains a character that is not printable ASCII")
     if origin.can_receive_secrets:
         return
     if find_proxy(origin) is not None:
         raise UsageError(
-            f"the key would be sent to {origin} in clear text through a proxy",
+            f"refusing to send the API key to {origin} in clear text through a proxy",
             hint=f"set NO_PROXY={origin.host}, or use an https:// address",
         )
-    out.warn(f"the key is sent to {origin} without TLS")
+    out.warn(f"the API key is sent to {origin} without TLS")

@@ -118,7 +118,7 @@ def resolve_keys(ctx: typer.Context, option_values: dict[str, Any], out: Output)
             raise UsageError(f"{_flag(name)} and {_flag(name)}-file are both set", hint="remove one of them")
         if typed and option_values[name] is not None:
             out.warn(
-                f"{_flag(name)} shows the key in the process list; use {_flag(name)}-file FILE or {variable}"
+                f"{_flag(name)} shows the key in the process list; use {_flag(name)}-file FILE or set {variable}"
             )
         elif file is not None:
             option_values[name] = read_key(file)

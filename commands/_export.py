@@ -32,7 +32,7 @@ class ExportTargets:
         results = [form for form, file in pairs if not file]
         if len(results) > 1:
             raise UsageError(
-                "only one --export can replace the result",
+                "only one --export can omit the file, because its report replaces the printed result",
                 hint="write the other exports to files, such as --export html=FILE",
             )
         return cls(next(iter(results), None), {Path(file): form for form, file in pairs if file})
@@ -90,4 +90,4 @@ def _check_export(form: str, file: str) -> None:
             hint="use a file in an existing directory",
         )
     if file and Path(file).is_dir():
-        raise UsageError(f"cannot write {file}: it is a directory", hint="use a file in this directory")
+        raise UsageError(f"cannot write {file}: it is a directory", hint=f"use a file, such as {file}/report")

@@ -117,7 +117,7 @@ def logs(
         common.out.print_result({"model": name, "log": log}, log)
         return
     if common.out.format == "json" or common.out.out_file is not None:
-        raise UsageError("--follow cannot be combined with --format or -o", hint="remove --format and -o")
+        raise UsageError("--follow cannot be combined with --format or -o", hint="omit --format and -o")
     # A chunk may end within a character.
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     for chunk in host.stream(path + "?follow"):

@@ -129,7 +129,7 @@ def export(
     """Write bundles and their signatures to one OCI archive, which other OCI tools can read."""
     if to is not None and remote.looks_like_address(to):
         raise UsageError(
-            f"cannot write the archive {to}: it is an address, not a file",
+            f"cannot write the archive {to}: the argument is an address, not a file",
             hint="run `coldstart push REF ADDRESS`",
         )
     bundles = [common.get_bundle(ref) for ref in refs]
@@ -156,7 +156,7 @@ def import_(common: Common, file: Annotated[Path, typer.Argument(help="OCI archi
             "run `coldstart export NAME --to FILE`",
         )
         hint = pull if is_source else export
-        raise UsageError(f"cannot read the archive {file}: it is not a file", hint=hint)
+        raise UsageError(f"cannot read the archive {file}: the path is not a file", hint=hint)
     with common.out.show_phase(f"read {file.name}"):
         bundles = import_archive(common.store(), file)
     _report_added(common, bundles, f"Imported {format_count(len(bundles), 'bundle')}")

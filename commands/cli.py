@@ -337,7 +337,7 @@ def _describe_error(error: Exception) -> tuple[Sequence[str], str | None, int]:
         hint = _ERRNO_HINTS.get(error.errno or 0)
         if isinstance(error.filename, str) and paths.is_below_home(error.filename):
             hint = paths.NO_HOME_HINT if error.errno in _UNWRITABLE_ERRNOS else hint
-        return [f"{place}{error.strerror}."], hint, ERROR
+        return [f"{place}{error.strerror}"], hint, ERROR
     return (
         [f"internal error: {type(error).__name__}: {error}"],
         "run it again with COLDSTART_DEBUG=1 and report the output",

@@ -109,7 +109,7 @@ def run(
 
     if not models and host_file is None:
         raise UsageError(
-            "no model is specified",
+            "no model is specified for the host",
             hint="run `coldstart host MODEL... --memory 60GiB`, or use --host-file FILE",
         )
     for argument in models or ():

@@ -38,7 +38,7 @@ def command(
 ) -> None:
     """Print the view of a bundle or a key that the options select."""
     if sum((tree, key, diff is not None)) > 1:
-        raise UsageError("--tree, --key and --diff cannot be combined", hint="use only one of them")
+        raise UsageError("--tree, --key and --diff cannot be combined", hint="use only one of these options")
     vllm_args = common.vllm_args
     if key and (vllm_args or revision or resolution.is_known_model(ref)):
         lookup = common.look_up(ref, revision)

@@ -184,7 +184,7 @@ def _require_writable_directory(file: Path) -> None:
     directory = file.absolute().parent
     if not os.access(directory, os.W_OK):
         raise UsageError(
-            f"cannot write {file}: its directory is missing or not writable",
+            f"cannot write {file}: the directory does not exist or is not writable",
             hint=f"run `mkdir -p {directory}`, or use another file",
         )
 

@@ -158,7 +158,7 @@ def command(
     requested = {LIVE: target, HOST: host, FLEET: fleet, ENGINE: choices}[kind] or ()
     if len(systems) < len(requested):
         flag = "--scheduler" if kind == ENGINE else FLAGS[kind]
-        raise UsageError(f"{flag} has the same value twice", hint="remove one of the two options")
+        raise UsageError(f"{flag} has the same value twice", hint="remove one of the two values")
     _replay(common, exports, plans, systems, kind, limits, is_sweep=sweep is not None)
 
 
@@ -349,5 +349,5 @@ def _report_outcome(runs: Sequence[Any], trace_format: str, kind: str, common: C
     for run in runs:
         if run.document["failed"] == (count := run.document["requests"]):
             hint = "check --target and --model, or --models" if kind == LIVE else "check the file"
-            raise CommandFailedError(f"none of the {count} requests succeeded on {run.name}", hint=hint)
+            raise CommandFailedError(f"every request to {run.name} failed ({count} in total)", hint=hint)
     common.out.print_success(f"Replayed {requests} requests, read as {trace_format}")

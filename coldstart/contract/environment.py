@@ -56,7 +56,7 @@ class Variable(_Name["T"]):
         try:
             return self._parse(text) if text else self.default
         except ValueError as error:
-            raise ValueError(f"invalid {self!s}: {text!r}, expected {error}") from error
+            raise ValueError(f"invalid value {text!r} of {self!s}: expected {error}") from error
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
         return str, (str(self),)  # copies and pickles contain the name only

@@ -124,7 +124,7 @@ class FleetCore:
         if model is None or model.retired:
             yield RejectRequest(request, 404, f"model {name} is not deployed")
         elif self.waiting_count >= self.settings.max_held:
-            yield RejectRequest(request, 429, f"{self.waiting_count} requests are already waiting", 1.0)
+            yield RejectRequest(request, 429, f"the queue is full ({self.waiting_count} waiting)", 1.0)
         else:
             model.arrivals.append(now)
             self._agenda.enqueue_request(request, name, now)

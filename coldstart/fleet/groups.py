@@ -174,7 +174,7 @@ class Deployment:
         if not self.failed_ranks:
             return self.spec
         failed = {
-            ranks: f"its last start failed: {reason}" for ranks, (_, reason) in self.failed_ranks.items()
+            ranks: f"the last start failed: {reason}" for ranks, (_, reason) in self.failed_ranks.items()
         }
         return replace(self.spec, unavailable={**self.spec.unavailable, **failed})
 

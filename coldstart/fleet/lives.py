@@ -232,7 +232,7 @@ class GroupLifecycle:
         if known.failed_tries > self.settings.retries or self.models[known.model].retired:
             self.agenda.remove_request(request)
             yield RejectRequest(
-                request, 503, f"model {known.model} was lost {max(1, known.failed_tries)} times: {reason}"
+                request, 503, f"no worker of model {known.model} completed the request: {reason}"
             )
         else:
             self.agenda.requeue_request(request, now)
@@ -286,7 +286,7 @@ class GroupLifecycle:
             return
         for worker in self.roster.lose(server):
             if (group := self.groups.get(worker.launch.group)) is not None:
-                yield from self.fail(group, f"server {server} was lost", now, counts=False)
+                yield from self.fail(group, f"server {server} has left the fleet", now, counts=False)
         self.agenda.free()
 
     def drain_server(self, server: str, streams: frozenset[str], now: float) -> Iterator[Action]:

@@ -96,7 +96,7 @@ class BandwidthReservations:
         # Allow a relative error of 1e-9: the deadline was computed from the same offer.
         if deadline < inf and (share <= 0 or size > share * (deadline - now) * (1 + 1e-9) + 1e-3):
             raise ValueError(
-                f"fetch {name} of {size:.0f} bytes cannot meet its deadline in addition to the admitted fetches"
+                f"cannot admit fetch {name} of {size:.0f} bytes: it or an admitted fetch would miss its deadline"
             )
         self.link.add(name, size)
         self.deadlines[name] = deadline

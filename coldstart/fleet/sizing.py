@@ -170,15 +170,15 @@ def _explain(model: FleetModel, scheme: Scheme, single: Scheme | None, required:
         limited = model.ttft_s < inf or model.tpot_s < inf
         return "one worker meets the limits" if limited else "one worker, because the model has no limits"
     if single is None:
-        return f"no server can take one worker, {ranks} can take a rank each"
+        return f"no server has the memory for a full worker, but {ranks} servers have it for a pipeline rank each"
     if single.meets:
         return (
-            f"{required} workers are needed: {ranks} ranks answer after {scheme.ttft_s:.1f} s, one worker after "
-            f"{single.ttft_s:.1f} s"
+            f"the load needs {required} workers, and a pipeline of {ranks} ranks responds after {scheme.ttft_s:.1f} s, "
+            f"a single worker after {single.ttft_s:.1f} s"
         )
     return (
-        f"one worker answers after {single.ttft_s:.1f} s, {ranks} ranks after {scheme.ttft_s:.1f} s; the limit is "
-        f"{model.ttft_s:g} s"
+        f"a single worker responds after {single.ttft_s:.1f} s, a pipeline of {ranks} ranks after "
+        f"{scheme.ttft_s:.1f} s; the limit is {model.ttft_s:g} s"
     )
 
 
@@ -193,7 +193,7 @@ def _explain_failure(model: FleetModel, tried: Sequence[Scheme], settings: Fleet
     missing = [
         f"{ranks} ranks: {why}" for ranks, why in model.unavailable.items() if ranks <= settings.most_ranks
     ]
-    return "; ".join(["one worker, because nothing meets the limits", *best, *missing])
+    return "; ".join(["one worker, because no placement meets the limits", *best, *missing])
 
 
 def list_schemes(

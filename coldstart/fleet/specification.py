@@ -36,6 +36,7 @@ from typing import Any
 from coldstart.errors import UsageError
 from coldstart.host.tables import Rate, Seconds, Size, check_ranges, decode, prefix_errors, read_toml
 from coldstart.scheduling.declaration import setting
+from coldstart.units import format_memory
 
 MOST_RANKS = 4
 
@@ -345,8 +346,8 @@ def _fits(file: FleetFile) -> None:
     largest = max(server.memory for server in file.servers)
     for model in file.models:
         if model.memory > largest:
-            hint = "add a server with a larger device; a worker cannot use several devices"
+            hint = "add a server with a larger device, because a worker cannot span devices"
             raise UsageError(
-                f"models.{model.name} requires {model.memory} bytes, but the largest device has only {largest} bytes",
+                f"models.{model.name} needs {format_memory(model.memory)}, but the largest device has {format_memory(largest)}",
                 hint=hint,
             )

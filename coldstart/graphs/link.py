@@ -79,9 +79,9 @@ def find_disagreements(a: Tables, b: Tables) -> dict[str, str]:
         if key in reasons:
             continue
         if key not in a.graphs or key not in b.graphs:
-            reasons[key] = "only one of two processes captured it"
+            reasons[key] = "only one of the two recording processes captured this graph"
         elif not _same_structure(a, a.graphs[key], b, b.graphs[key]):
-            reasons[key] = "kernels, launch sizes or edges differ between two captures"
+            reasons[key] = "the kernels, launch sizes or edges differ between the two captures"
         elif missing := [k for k in b.graphs[key].kernels() if b.kernels[k].binary is None]:
             reasons[key] = f"kernel {b.kernels[missing[0]].name} cannot be restored: its binary is unknown"
     return reasons
@@ -111,11 +111,11 @@ def _describe_conflict(memory: Memory, one: Graph, other: Graph, kernels: list[K
     """Describe a conflicting word in live memory by its kernel, parameter byte and addresses in both processes."""
     place = byte // 8 * 8  # payloads and pointers are 8-byte aligned
     node = other.nodes[int(np.searchsorted(other.nodes["payload"], place, side="right")) - 1]
-    kernel = kernels[node["kernel"]].name if node["kind"] == 0 else "a memset or copy"
+    kernel = kernels[node["kernel"]].name if node["kind"] == 0 else "a memset or memcpy node"
     a, b = (int(values(g.payload, np.array([place]))[0]) for g in (one, other))
     return (
-        f"{kernel}, parameter byte {place - int(node['payload'])}: a word points into live memory, "
-        f"but to different places in the two captures: {memory.describe(a, b)}"
+        f"{kernel}, parameter byte {place - int(node['payload'])}: the two captures contain pointers to "
+        f"different places in live memory: {memory.describe(a, b)}"
     )
 
 

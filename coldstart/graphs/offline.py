@@ -62,7 +62,7 @@ def _expect(work: Path, written: Path) -> None:
     if (work / REASON).exists():
         raise GraphRefusedError((work / REASON).read_text())
     if not written.exists():
-        raise GraphRefusedError("the engine wrote no graphs: it captured none, or did not load the plug-in")
+        raise GraphRefusedError("the engine recorded no graphs: none was captured, or no plug-in was loaded")
 
 
 def keep_proven(bundle: Path, proof: prove.Proof) -> None:
@@ -145,7 +145,7 @@ def drop_changed(work: Path) -> None:
     seen = json.loads((work / LIVE).read_text()) if (work / LIVE).exists() else {"steps": 0}
     if seen["steps"] < LEAST_STEPS:
         raise GraphRefusedError(
-            f"the recording engine ran {seen['steps']} steps after its capture, but {LEAST_STEPS} are needed"
+            f"the recording engine ran {seen['steps']} steps after the capture, but at least {LEAST_STEPS} are needed"
         )
     found = tables.load(work / BUNDLE)
     kept = ~np.isin(np.arange(len(found.blocks)), seen["changed"])

@@ -52,8 +52,8 @@ def prove(restorer: Restorer, workload: Workload, seeds: Sequence[int] = (1, 2))
     proof = Proof(read_manifest(restorer.directory).seal, list(seeds))
     restored, found = restorer.restore_all(), dict[str, list[str]]()
     if reason := restorer.fallbacks.pop("*", None):
-        raise NotProvenError(f"cannot relocate the graphs of this bundle: {reason}")
-    proof.failed |= {key: f"not restored: {why}" for key, why in restorer.fallbacks.items()}
+        raise NotProvenError(f"cannot relocate the CUDA graphs of this bundle: {reason}")
+    proof.failed |= {key: f"cannot restore the graph: {why}" for key, why in restorer.fallbacks.items()}
     for key, graph in restored.items():
         try:
             found[key] = _hash_outputs("restored", workload, key, seeds, graph)
@@ -105,15 +105,15 @@ def parse_proof(directory: Path) -> Proof:
     try:
         return msgspec.json.decode(read_file(directory / PROOF), type=Proof)
     except (OSError, msgspec.DecodeError, RecursionError) as error:
-        raise NotProvenError(f"cannot read the proof: {error}") from error
+        raise NotProvenError(f"cannot read the verification result of the graphs: {error}") from error
 
 
 def read_proof(directory: Path) -> Proof:
     """Return the stored proof. Raises NotProvenError if a graph failed or the proof does not match the tables."""
     proof, manifest = parse_proof(directory), read_manifest(directory)
     if proof.failed or proof.seal != manifest.seal or sorted(proof.proven) != sorted(manifest.keys):
-        reason = format_reasons(proof.failed) or "it belongs to other graphs than those of this bundle"
-        raise NotProvenError(f"invalid proof of the graphs: {reason}")
+        reason = format_reasons(proof.failed) or "it belongs to the graphs of another bundle"
+        raise NotProvenError(f"invalid verification result of the graphs: {reason}")
     return proof
 
 

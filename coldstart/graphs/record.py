@@ -227,7 +227,7 @@ def _read_node(driver: CudaDriver, builder: GraphBuilder, handle: int) -> None:
         node = driver.kernel_node(handle)
         kernel = driver.kernel(node.function)
         if any(mark in kernel.name for mark in COLLECTIVES):
-            raise GraphRefusedError(f"collective kernel {kernel.name} cannot be restored")
+            raise GraphRefusedError(f"cannot restore the collective kernel {kernel.name}")
         if kernel.mutable_globals:  # the restored copy of the binary would have its own variables
             raise GraphRefusedError(f"cannot restore kernel {kernel.name}: its binary has mutable globals")
         builder.add_kernel(node, kernel)
@@ -235,7 +235,7 @@ def _read_node(driver: CudaDriver, builder: GraphBuilder, handle: int) -> None:
         readers = {NodeKind.MEMSET: driver.memset_node, NodeKind.MEMCPY: driver.memcpy_node}
         builder.add_other(NodeKind(kind), readers[NodeKind(kind)](handle) if kind != NodeKind.EMPTY else b"")
     else:
-        raise GraphRefusedError(f"a node of type {kind.name} cannot be restored")
+        raise GraphRefusedError(f"cannot restore a graph node of type {kind.name}")
 
 
 # --- memory ------------------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ class Restorer:
             size = here[region.symbol].size if region.symbol in here else "no"
             if not region.is_provided and size != region.size:
                 raise GraphRefusedError(
-                    f"{region.symbol} has {size} bytes in this process, but {region.size} in the bundle"
+                    f"memory region {region.symbol} has {size} bytes in this process, but {region.size} bytes in the bundle"
                 )
         reserved = iter(self.framework.reserve([r.size for r in regions if r.is_provided]))
         bases = [next(reserved) if r.is_provided else here[r.symbol].base for r in regions]

@@ -198,7 +198,7 @@ def read_manifest(directory: Path) -> Manifest:
         document = json.loads(read_file(directory / MANIFEST))
         unsealed = {name: value for name, value in document.items() if name != "seal"}
         if document["seal"] != sha256(canonical.serialize(unsealed)):
-            raise AlteredTableError(f"{MANIFEST} does not match its seal")
+            raise AlteredTableError(f"{MANIFEST} does not match the digest that it contains")
         if (found := document.get("format")) != FORMAT:
             raise AlteredTableError(f"{MANIFEST} has format {found}, but this version reads format {FORMAT}")
         return msgspec.convert(document, Manifest)
@@ -219,7 +219,7 @@ def load(directory: Path) -> Tables:
         raise AlteredTableError(f"cannot read {ARRAYS}: {error}") from error
     counts = arrays.pop("graphs")
     if counts.dtype != GRAPH or len(counts) != len(set(manifest.keys)):
-        raise AlteredTableError(f"invalid {ARRAYS}: it does not contain one graph for each key")
+        raise AlteredTableError(f"invalid {ARRAYS}: expected one graph for each key")
     parts = {name: _split(arrays.pop(name), counts[name], name) for name in PARTS}
     graphs = [
         Graph(int(row["size"]), **{name: parts[name][number] for name in PARTS})

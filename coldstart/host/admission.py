@@ -56,7 +56,7 @@ def find_rejection(
     if not residents.fits(model):
         return reject_too_large(residents, request, model)
     if len(agenda.waiting) >= residents.settings.max_held:
-        reason = f"{len(agenda.waiting)} requests are already waiting for models"
+        reason = f"the queue is full ({len(agenda.waiting)} waiting)"
         return RejectRequest(request, 429, reason, _estimate_wait_s(residents, agenda, model))
     return None
 
@@ -67,7 +67,7 @@ def reject_unknown(request: str, name: str) -> RejectRequest:
 
 def reject_too_large(residents: Residents, request: str, model: Model) -> RejectRequest:
     wanted, most = format_memory(model.observed.memory), format_memory(residents.find_max_memory(model))
-    beside = " beside its runtime template" if residents.template_memory() else ""
+    beside = " besides its runtime template" if residents.template_memory() else ""
     return RejectRequest(
         request, 507, f"model {model.spec.name} needs {wanted}, but the host has only {most} for it{beside}"
     )

@@ -201,7 +201,7 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None, adopt: Ado
     if missing and len(missing) < len(launches):  # the other models would use memory of an unknown device
         raise UsageError(
             f"models.{missing[0]}: missing key `devices`, which other models set",
-            hint="set devices = [0], or the devices of its tensor-parallel ranks",
+            hint="set devices = [0], or a list with a device for each tensor-parallel rank",
         )
     if all(launch.mode not in FORKED for launch in launches.values()):
         settings = replace(settings, runtime_template=False)

@@ -71,7 +71,7 @@ class ClientKeys:
         for client in self.clients:
             for name in client.models or ():
                 if catalogue.find_destination(name) is None:
-                    yield f"client {client.name} may use the model {name}, which does not exist"
+                    yield f"client {client.name} is allowed to use model {name}, which does not exist"
 
     def describe_exposed_files(self) -> Iterator[str]:
         """Yield a warning for each key file that other users can read."""

@@ -110,7 +110,7 @@ class ServerOutdated:
     """
 
     model: str
-    reason: str = "its arguments changed"
+    reason: str = "the model's arguments changed"
 
 
 ModelEvent = ModelReady | ModelFailed | TierChanged | MemoryMeasured | ServerOutdated

@@ -113,7 +113,7 @@ def evict_excess(residents: Residents, now: float) -> None:
         excess = -residents.device.free(place) - residents.find_draining_bytes(place)
         if excess > 0:
             victims = _ask_policy(residents, residents.list_evictable(), place, excess, now)
-            why = "the memory of the models exceeds the limit"
+            why = "the models use more memory than the limit"
             _evict(residents, victims, {}, 0, now, why, stop=True)
 
 

@@ -48,7 +48,7 @@ class Launch:
             )
         if self.on_miss not in (FAIL, WARN):
             raise UsageError(
-                f"models.{self.name}: unknown on_miss {self.on_miss!r}", hint=f"use {FAIL} or {WARN}"
+                f"models.{self.name}: invalid on_miss {self.on_miss!r}", hint=f"use {FAIL} or {WARN}"
             )
         if min(self.devices, default=0) < 0 or len(set(self.devices)) < len(self.devices):
             raise UsageError(

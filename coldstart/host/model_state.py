@@ -74,7 +74,7 @@ class Model:
         self._require_state("start", *STARTABLE)
         if now < self.retry_at:
             raise IllegalTransitionError(
-                f"model {self.spec.name} must not start for another {self.retry_at - now:.1f} s"
+                f"model {self.spec.name} must not start for another {self.retry_at - now:.1f} s, because a start failed"
             )
         self._enter(ModelState.STARTING, now)
 

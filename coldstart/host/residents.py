@@ -14,6 +14,7 @@ from coldstart.host.events import Failure
 from coldstart.host.model_state import Model, ModelState
 from coldstart.host.policies import ModelCost, create_policy
 from coldstart.host.specification import HostSettings, ModelSpec, Tier
+from coldstart.units import format_memory
 
 Place = int | None
 """Number of a device. None means all devices together."""
@@ -316,7 +317,7 @@ def _check_specs(specs: tuple[ModelSpec, ...], settings: HostSettings) -> None:
         )
         if pinned > limit:
             holder = "the host" if place is None else f"device {place}"
-            hint = "pin fewer models, or raise the memory limit of the host"
             raise UsageError(
-                f"pinned models need {pinned} bytes, but {holder} has only {limit} bytes", hint=hint
+                f"the pinned models need {format_memory(pinned)}, but {holder} has only {format_memory(limit)}",
+                hint="pin fewer models, or raise the memory limit of the host",
             )

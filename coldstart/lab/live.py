@@ -95,7 +95,7 @@ class _LiveReplay:
         try:
             connected = await self._send(prompt, record)
         except asyncio.CancelledError:
-            record.error = "not finished when the replay ended"
+            record.error = "the response was not complete when the replay ended"
         self.replay.records.append(record)
         self.failed_connections = 0 if connected else self.failed_connections + 1
         if self.failed_connections >= MAX_FAILED_CONNECTIONS:

@@ -112,7 +112,7 @@ class TracePlan:
         """
         if unknown := sorted(set(self.model_names) - set(model_names)):
             raise UsageError(
-                f"the configuration {file} does not contain model {', '.join(unknown)}",
+                f"the configuration {file} lacks these models: {', '.join(unknown)}",
                 hint=f"use --models with some of {','.join(model_names)}",
             )
         return replace(self, models=self.models or ",".join(model_names))

@@ -82,7 +82,7 @@ class Columns:
         unknown = pairs.keys() - {"time", "prompt", "output", "model", "unit"}
         if missing or unknown or pairs.get("unit", "s") not in units:
             raise TraceError(
-                f"invalid column mapping {text!r}: missing {sorted(missing)}, unknown {sorted(unknown)}",
+                f"invalid column mapping {text!r}: expected time=, prompt= and output=, optionally model= and unit=s|ms|us",
                 hint="use --columns time=COLUMN,prompt=COLUMN,output=COLUMN[,model=COLUMN][,unit=s|ms|us]",
             )
         unit = units[pairs.get("unit", "s")]
@@ -180,7 +180,7 @@ def _read_csv(text: str, header: list[str], columns: Columns) -> tuple[DataFrame
 
     if missing := [name for name in columns.required if name not in header]:
         raise TraceError(
-            f"the trace has no column {', '.join(missing)}; it has {', '.join(filter(None, header)) or 'no header'}",
+            f"the trace lacks these columns: {', '.join(missing)}; its header is {','.join(header)!r}",
             hint="specify existing columns with --columns",
         )
     positions = [header.index(name) for name in columns.required]
@@ -224,7 +224,7 @@ def _expand_invocations(path: Path, text: str, until_s: float, limit: int | None
     counts = table.apply(to_numeric, errors="coerce").to_numpy("float32")
     is_good = ((counts >= 0) & (counts < 2**24) & (np.floor(counts) == counts)).all(axis=1)
     reasons = Series("", names.index + 2)
-    reasons[~is_good] = "an invocation count is not an integer"
+    reasons[~is_good] = "an invocation count is not a non-negative integer"
     counts, names = counts[is_good].astype("int32"), names[is_good].astype(str).to_numpy()
     of_minute = counts.sum(axis=0)
     first = int((of_minute > 0).argmax())
@@ -315,7 +315,7 @@ def _build_requests(cells: DataFrame, reasons: Series, columns: Columns) -> tupl
     for name, default in zip((columns.prompt, columns.output), DEFAULT_TOKENS, strict=True):
         counts.append(_parse_counts(cells[name], reasons) if name else reasons.map(lambda _, n=default: n))
     if columns.model:
-        reasons[cells[columns.model].eq("") & reasons.eq("")] = f"has no value for {columns.model}"
+        reasons[cells[columns.model].eq("") & reasons.eq("")] = f"field {columns.model} is empty"
     rest = {"model": cells.get(columns.model or "model"), "hash_ids": cells.get("hash_ids")}
     found = DataFrame({"arrival": arrival, "prompt": counts[0], "output": counts[1], **rest})[reasons.eq("")]
     return found.astype({"arrival": float, "prompt": int, "output": int}), reasons
@@ -344,5 +344,5 @@ def _parse_counts(cells: Series, reasons: Series) -> Series:
 
 def _reject_rows(is_bad: Series, text: str, cells: Series, reasons: Series, values: Series) -> Series:
     for line in is_bad.index[is_bad & reasons.eq("")]:
-        reasons[line] = text.format(cells[line]) if cells[line] != "" else f"has no value for {cells.name}"
+        reasons[line] = text.format(cells[line]) if cells[line] != "" else f"field {cells.name} is empty"
     return values

@@ -60,7 +60,7 @@ class CompletionClient:
         `check` is called before each attempt, and raises if the server has exited. Raises CompletionFailedError after
         `deadline_s` (seconds on CLOCK_MONOTONIC), or immediately if the server rejects the request.
         """
-        reason = "no connection was accepted"
+        reason = "the server accepted no connection"
         while (left_s := deadline_s - time.monotonic()) > 0:
             check()
             try:
@@ -70,7 +70,7 @@ class CompletionClient:
             except (OSError, http.client.HTTPException, _StillStartingError) as error:
                 reason = f"{type(error).__name__}: {error}"
             time.sleep(POLL_S)
-        raise CompletionFailedError(f"no token within the time limit; last attempt: {reason}")
+        raise CompletionFailedError(f"the server generated no token in time; last attempt: {reason}")
 
     def complete(self, prompt: str | Sequence[int], max_tokens: int) -> Completion:
         """Return the response of `max_tokens` tokens to a prompt. Raises CompletionFailedError if the request fails."""
@@ -82,7 +82,7 @@ class CompletionClient:
             choice = json.loads(body)["choices"][0]
             tokens, text = tuple(choice.get("token_ids") or ()), choice["text"]
         except (OSError, http.client.HTTPException, ValueError, LookupError) as error:
-            raise CompletionFailedError(f"no complete response: {type(error).__name__}: {error}") from error
+            raise CompletionFailedError(f"the request failed: {type(error).__name__}: {error}") from error
         return Completion(tokens, text, time.monotonic() - began_s)
 
     def complete_all(self, prompts: Sequence[str], max_tokens: int, concurrency: int) -> list[Completion]:

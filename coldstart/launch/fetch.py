@@ -112,7 +112,7 @@ def choose_weights_source(
     if source == PRELOADED:
         fallbacks, own = _take_preloaded(lookup, model, own)
     elif source is not None and donor is None:
-        reason = f"no bundle has a weights plan for {redact_url(source)}: weights are read from the model's directory"
+        reason = f"no bundle has a weights plan for {redact_url(source)}, so the weights are read from the model's directory"
         fallbacks = [Fallback("weights", reason)]
     arguments = given.prepend_model(str(model.path), model.name).prepend(*own).append(*listen)
     return ServerWeights(model, arguments, identity, request, fallbacks)
@@ -128,7 +128,7 @@ def _take_preloaded(
     """
     limit = gpu_starts.find_preload_limit(lookup.vllm_args, on_cpu=runtime.targets_cpu())
     if limit is None and (lookup.bundle is None or model.path is None):
-        limit = "no bundle records the digest of the weights", lookup.format_materialize_command()
+        limit = "no bundle contains the digest of the weights", lookup.format_materialize_command()
     if limit is None and model.path is not None:
         digest = weights.read_or_compute_digest(model.path, lookup.cache.weights)
         place = paths.runtime_dir() / f"preload-{digest.removeprefix('sha256:')[:16]}"
@@ -139,7 +139,7 @@ def _take_preloaded(
         )
         limit = "no vllm preload daemon has these weights", shlex.join(daemon)
     assert limit is not None
-    return [Fallback("weights", f"{limit[0]}: weights are read from the model's directory", limit[1])], own
+    return [Fallback("weights", f"{limit[0]}, so the model's directory is read instead", limit[1])], own
 
 
 def _read_weights_plan(bundle: Bundle) -> Mapping[str, Any]:

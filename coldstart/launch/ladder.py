@@ -116,7 +116,7 @@ def _without_untrusted_bundle(one: ServerStart, died: ServerExitedError, unused:
     request, lookup = one.request, one.request.lookup
     if lookup.bundle is None or request.trust(lookup.bundle).is_trusted:
         raise died
-    reason = f"{died.message}; the bundle {lookup.bundle.ref} has no trusted signature and is not used"
+    reason = f"{died.message}; the start continues without the bundle {lookup.bundle.ref}, which has no trusted signature"
     unused.fallbacks += [Fallback("bundle", reason)]
     missing = replace(lookup, bundle=None, untrusted=lookup.bundle)
     ordinary = replace(request, lookup=missing, without_bundle=True)
@@ -133,16 +133,16 @@ def _without_source(one: ServerStart, died: ServerExitedError, unused: UnusedMod
     try:
         plan = planning.plan(request)
     except ColdstartError as error:
-        died.hint = f"pass --weights-from a source that has the weights of the bundle: {error.message}"
+        died.hint = f"pass --weights-from with a source that has the weights; no local weights can be used: {error.message}"
         raise died from error
     unused.fallbacks += [
-        Fallback("weights", f"{died.message.rstrip('.')}; weights are read from the model's directory")
+        Fallback("weights", f"{died.message.rstrip('.')}; the model's directory is read instead")
     ]
     return replace(one, request=request, plan=plan)
 
 
 def _without_bundle_state(mode: str, one: ServerStart, unused: UnusedModes) -> ServerStart:
     """Return the start without the bundle's restored state, after a server in `mode` generated a wrong canary token."""
-    reason = f"a {mode} start generated a token that differs from the bundle's canary: the bundle is not used"
+    reason = f"a {mode} start generated another token than the bundle's canary, so the bundle is not used"
     unused.fallbacks += [Fallback("canary", reason)]
     return replace(one, plan=prepare.drop_restored_state(one.plan))

@@ -150,7 +150,7 @@ class TemplateMode(StartMode):
 
         def require_compatible() -> None:
             if (reason := template_pool.find_incompatibility(template, start.plan)) is not None:
-                raise LaunchRefusedError(reason, "run coldstart template stop, then start the template again")
+                raise LaunchRefusedError(reason, "run `coldstart template stop`, then start a new template")
 
         try:
             launched = server_process.fork_server(start.plan, template.socket, check=require_compatible)
@@ -329,7 +329,7 @@ RUNTIME_SNAPSHOT = RuntimeSnapshotMode(
     "runtime-snapshot",
     probes=("criu",),
     gpu_limit=Reason(
-        "freezing a runtime that has queried the GPU driver is untested",
+        "coldstart does not freeze a runtime of a GPU build, because it has queried the GPU driver",
         "coldstart template start MODEL --level runtime",
     ),
     preparation=("freeze",),

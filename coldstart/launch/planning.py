@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 # Flags that only the command `vllm serve` implements. coldstart's servers accept them, but they have no effect.
 _ONE = "coldstart serves the API with one process"
-_HTTP = "coldstart serves the API over HTTP only"
+_HTTP = "coldstart serves the API only over HTTP"
 _SUPERVISOR = (
-    "coldstart does not run the supervisor of --data-parallel-multi-port-external-lb, which reads it"
+    "only the supervisor of --data-parallel-multi-port-external-lb reads it, and coldstart does not run one"
 )
 INEFFECTIVE_FLAGS: Mapping[str, str] = {
     "api_server_count": _ONE,

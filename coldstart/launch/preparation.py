@@ -118,7 +118,7 @@ def find_mode(level: str) -> TemplateMode:
     for mode in LADDER:
         if isinstance(mode, TemplateMode) and level in mode.levels:
             return mode
-    raise UsageError(f"unknown template level {level!r}", hint=f"use one of {', '.join(LEVELS)}")
+    raise UsageError(f"unknown template level {level!r}", hint=f"use one of: {', '.join(LEVELS)}")
 
 
 def start_template(
@@ -140,7 +140,7 @@ def start_template(
     if level in SLEEP_LEVELS and not plan.vllm_args.contains_flag("enable_sleep_mode"):
         raise UsageError(
             f"cannot start a template of level {level}: an engine cannot sleep without --enable-sleep-mode",
-            hint=f"pass the argument to every command: coldstart template start {model} --level {level} -- --enable-sleep-mode",
+            hint=f"run `coldstart template start {model} --level {level} -- --enable-sleep-mode`, and serve with it too",
         )
     if level == PARKED and (limit := parking.find_engine_limit(plan.vllm_args)):
         raise UsageError(f"cannot start a template of level {level}: {limit[0]}", hint=limit[1])

@@ -31,6 +31,7 @@ from coldstart.system import paths, runtime
 from coldstart.system.dry_run import is_dry_run
 from coldstart.system.proc.processes import read_available_memory
 from coldstart.system.trust.unpacked import unpack_section
+from coldstart.units import format_memory
 
 KV_FLAG = "kv_cache_memory_bytes"
 # vLLM's own variable for the KV cache size of a CPU engine. If the user sets it, the bundle's size is not used.
@@ -97,7 +98,7 @@ class _Preparation:
             self.drop_section(section, f"{error.message} [{error.code}]")
             return {}
         if not isinstance(document, Mapping):
-            self.drop_section(section, "expected a JSON object")
+            self.drop_section(section, "the section is not a JSON object")
             return {}
         return dict(document)
 
@@ -149,15 +150,16 @@ class _Preparation:
             return []
         wanted = sizing.get("bytes")
         if not isinstance(wanted, int) or wanted <= 0:
-            self.drop_section("kv", f"expected `bytes` to be a positive integer, found {wanted!r}")
+            self.drop_section("kv", f"invalid KV cache size {wanted!r}: expected a positive integer")
             return []
         if not runtime.targets_cpu():
             self.pass_kv_plans(sizing.get("plans"))
             return []
         free = read_available_memory()
         if wanted + HEADROOM > free:
+            needed, left = format_memory(wanted + HEADROOM), format_memory(free)
             self.drop_section(
-                "kv", f"the bundle's KV cache needs {wanted} bytes, but only {free} bytes are free"
+                "kv", f"the bundle's KV cache needs {needed} with headroom, but only {left} are free"
             )
             return []
         return ["--kv-cache-memory-bytes", str(wanted)]
@@ -189,7 +191,7 @@ class _Preparation:
         info = self.read_section("modelinfo")
         if info and not self.trust(self.bundle).is_trusted:
             # vLLM would use the files in every later start, even after the bundle is removed.
-            self.drop_section("modelinfo", "not used: the bundle has no trusted signature")
+            self.drop_section("modelinfo", "the bundle has no trusted signature")
             return {}
         if not is_dry_run():
             write_modelinfos(info, Path(env["VLLM_CACHE_ROOT"]))

@@ -91,7 +91,7 @@ def freeze_template(plan: LaunchPlan, out: Path, timeout: float, level: str = "e
     try:
         criu_memory.move_memory(out, meeting / criu_memory.MEMORY_FILE)
     except criu_memory.UnknownImageError as error:
-        return f"{error}: each thawed process reads all of its memory from the image"
+        return f"{error}, so each thawed process reads all of its memory from the image"
     return None
 
 
@@ -279,7 +279,7 @@ def find_first_error(log: Path) -> str:
     """Return the first error in CRIU's log. Later errors are its consequences."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     complaints = [line for line in lines if "Error" in line]
-    return complaints[0] if complaints else "its log contains no error"
+    return complaints[0] if complaints else "the log contains no error"
 
 
 def _require_criu(level: str) -> None:
@@ -308,7 +308,7 @@ def freeze_runtime(cache: Cache, timeout: float) -> Path:
             freeze_template(plan, partial, timeout, level="runtime")
     except OSError as error:
         raise CommandFailedError(
-            f"cannot write the image below {cache.runtimes}: {error.strerror or error}",
+            f"cannot write the image in {cache.runtimes}: {error.strerror or error}",
             hint="free space with `coldstart prune`, or use another disk with --cache-dir DIR",
         ) from error
     return image

@@ -303,7 +303,7 @@ def await_readiness(
                     report = report or line
     if reason := report.get("unfit"):
         process.wait()
-        raise ServerExitedError(f"the prepared engine does not fit this start: {reason}")
+        raise ServerExitedError(f"the prepared engine cannot be used for this start: {reason}")
     return ReadyServer(process, report, timeline.now() - since)
 
 

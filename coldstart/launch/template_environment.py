@@ -114,7 +114,7 @@ def find_difference(recorded: Mapping[str, str], wanted: Mapping[str, str], what
         if recorded.get(name) != start.get(name):
             return (
                 f"{name}: the {what} was created with {_shown(recorded.get(name))}, "
-                f"this start has {_shown(start.get(name))}"
+                f"but this start has {_shown(start.get(name))}"
             )
     return None
 

@@ -272,7 +272,7 @@ def stop_template(template: RunningTemplate, *, force: bool = False) -> None:
     """
     if template.servers and not force:
         raise CommandFailedError(
-            f"cannot stop the template: {len(template.servers)} server(s) forked from it are running and would end with it",
+            f"cannot stop the template: its servers would end with it (PIDs {', '.join(map(str, template.servers))})",
             hint="stop the servers first, or run `coldstart template stop --force`",
         )
     if template.pid is not None:

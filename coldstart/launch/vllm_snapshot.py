@@ -114,7 +114,7 @@ def restore_server(start: ServerStart) -> ReadyServer:
     place, again = _place(lookup, lookup.bundle), lookup.format_materialize_command("--snapshot", "--force")
     if (reason := ownership.ensure_private_directory(place)) is not None:
         raise LaunchRefusedError(
-            f"cannot restore the snapshot: its directory is not private: {reason}", again
+            f"cannot restore the snapshot, because its directory is not private: {reason}", again
         )
     try:
         manifest: Any = canonical.read_json(place / MANIFEST)

@@ -201,7 +201,7 @@ class Assembly:
                 raise rejected.build_error(CommandFailedError)
             last_error = exits.find_last_error(log)
             cause = [f"vLLM failed: {last_error}"] if last_error else []
-            end = f"the engine's offline run ended with exit code {code}; the end of its log:"
+            end = f"the offline run of the engine exited with code {code}; the end of its log:"
             raise CommandFailedError([*cause, end, *exits.read_log_tail(log).splitlines()])
 
     def hash_weights(self) -> None:

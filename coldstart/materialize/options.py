@@ -40,7 +40,7 @@ class Options:
     def __post_init__(self) -> None:
         if not self.profile_s > 0 or math.isinf(self.profile_s):
             raise UsageError(
-                f"invalid --profile-seconds: {self.profile_s}, expected a finite number greater than 0",
+                f"invalid --profile-seconds {self.profile_s}: expected a finite number greater than 0",
                 hint="use --profile-seconds 120, or less to measure fewer batch sizes",
             )
 

@@ -41,10 +41,10 @@ _ANSWER_S = 10.0
 _NO_COPY = "it is not in the local hub cache"
 # Keys are names of errors of huggingface_hub, which is imported on first use.
 _REASONS = {
-    "GatedRepoError": "the repository is gated, and the hub did not accept your login",
-    "RevisionNotFoundError": "it has no such revision",
-    "RemoteEntryNotFoundError": "it has no such file",
-    "RepositoryNotFoundError": "it has no such repository, or a private one",
+    "GatedRepoError": "the repository is gated, and your login has no access",
+    "RevisionNotFoundError": "the repository has no such revision",
+    "RemoteEntryNotFoundError": "the repository has no such file",
+    "RepositoryNotFoundError": "the repository does not exist or is private",
 }
 
 Part = Literal["configuration", "tokenizer", "all"]
@@ -103,7 +103,7 @@ def fetch(repo_id: str, revision: str | None, offline: bool, part: Part) -> Path
     )
     if cached is not None and (not missing or is_dry_run()):
         if failure is not None:
-            copy = f"the copy of {repo_id} in the local cache is used (commit {cached.name})"
+            copy = f"using the copy of {repo_id} in the local cache (commit {cached.name})"
             _warn(f"{_describe(failure.cause)}: {copy}")
         return cached
     lacks = f"its copy in the local hub cache lacks {', '.join(missing)}" if missing else _NO_COPY
@@ -199,7 +199,7 @@ def _ask(repo_id: str, revision: str | None) -> ModelInfo:
         try:
             found = model_info(repo_id, revision=revision, timeout=_TIMEOUT_S)
             if not _COMMIT.fullmatch(str(found.sha)):
-                raise ValueError("the response names no commit")
+                raise ValueError("the response contains no commit hash")
             answer.set_result(found)
         except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
             answer.set_exception(error)
@@ -268,7 +268,7 @@ def _convert(repo_id: str, failure: _HubFailure, local: str) -> ColdstartError:
     cause, page = failure.cause, _PAGE.format(repo_id=repo_id)
     if isinstance(cause, (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled)):
         return _not_cached(repo_id, _NO_COPY)
-    message = f"cannot fetch {repo_id}: {_describe(cause)}, and {local}."
+    message = f"cannot fetch {repo_id}: {_describe(cause)}, and {local}"
     status = _status(cause)
     if isinstance(cause, errors.GatedRepoError):
         return AuthRequiredError(message, hint=f"request access at {page}, then run `hf auth login`")

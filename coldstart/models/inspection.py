@@ -155,8 +155,8 @@ def describe_distrust(chosen: Bundle) -> Iterator[str]:
     judged = trust(chosen)
     if not judged.is_trusted:
         yield (
-            f"{chosen.ref} is not trusted: {judged.reason}; its code is not used, and its sizes and weights plan are "
-            "unverified"
+            f"bundle {chosen.ref} is not trusted: {judged.reason}; its code is not used, and its sizes and weights plan "
+            "are unverified"
         )
 
 

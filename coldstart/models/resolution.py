@@ -201,8 +201,8 @@ def _read_config(directory: Path) -> Mapping[str, Any]:
         hint = "pass a directory that contains config.json"
         if OciLayout(directory).exists:
             message, hint = (
-                f"{message}; it contains bundles",
-                f"run `coldstart pull {shlex.quote(str(directory))}`, then specify the bundle",
+                f"{message}, but bundles",
+                f"run `coldstart pull {shlex.quote(str(directory))}`, then specify the pulled bundle",
             )
         raise UsageError(message, hint=hint) from error
     names = config.get("architectures") or []
@@ -216,6 +216,6 @@ def _unknown(model: str, cause: Exception | None = None) -> UsageError:
     detail = f" ({cause})" if cause else ""
     meant = f"did you mean {', '.join(near)}? " if near else ""
     return UsageError(
-        f"unknown model {model!r}: not an alias, a local directory, or a repository of the hub{detail}",
+        f"unknown model {model!r}: neither an alias, a local directory nor a repository on the hub{detail}",
         hint=f"{meant}use one of {', '.join(NAMES[:4])}, ..., OWNER/NAME, or a directory",
     )

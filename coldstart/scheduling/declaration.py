@@ -44,7 +44,7 @@ class Setting(NamedTuple):
         if value is None or self._is_allowed(value):
             return
         expected = f"one of {', '.join(self.choices)}" if self.choices else self._describe_range()
-        raise ValueError(f"{self.flag or name} must be {expected}, got {value!r}")
+        raise ValueError(f"{self.flag or name} must be {expected}, found {value!r}")
 
     def _is_allowed(self, value: Any) -> bool:
         if self.choices:

@@ -38,7 +38,7 @@ def _choose_xdg_directory(variable: Variable[str], fallback: str) -> Path:
     home = expand_user("~")
     if not home.is_absolute():
         raise UsageError(
-            f"cannot choose a directory for ~/{fallback}/coldstart: user {os.getuid()} has no home directory",
+            f"cannot locate ~/{fallback}/coldstart: user {os.getuid()} has no home directory",
             hint=NO_HOME_HINT,
         )
     return home / fallback / "coldstart"
@@ -164,7 +164,7 @@ def describe_other_runtime_dir() -> str | None:
     for wanted in _list_xdg():
         with suppress(UsageError):  # if a socket is needed, the error gives the reasons
             if (place := runtime_dir()).parent != wanted.parent:
-                return f"XDG_RUNTIME_DIR is not used: {_claim_directory(wanted)}. Sockets are in {place}."
+                return f"XDG_RUNTIME_DIR is not used: {_claim_directory(wanted)}; sockets are in {place}"
     return None
 
 

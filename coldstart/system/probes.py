@@ -138,10 +138,10 @@ def probe_shared_memory() -> Probe:
 def find_full_directory() -> str | None:
     """Return a hint if /dev/shm or the temporary directory is full, which may have crashed a server, or else None."""
     hints = {
-        Path("/dev/shm"): "free space in it, or mount -o remount,size=4G /dev/shm (container: --shm-size 4g)",
         Path(
-            environment.TMPDIR.read() or "/tmp"
-        ): "free space in it, or use another directory: export TMPDIR=DIRECTORY",
+            "/dev/shm"
+        ): "free space in it, or run `mount -o remount,size=4G /dev/shm` (container: --shm-size 4g)",
+        Path(environment.TMPDIR.read() or "/tmp"): "free space in it, or set TMPDIR to another directory",
     }
     for place, hint in hints.items():
         if place.is_dir() and (free := shutil.disk_usage(place).free) < _FULL_BYTES:

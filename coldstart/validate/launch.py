@@ -43,7 +43,7 @@ class ServerExitedError(CommandFailedError):
     def __init__(self, mode: str, status: int, read_log_tail: str) -> None:
         super().__init__(
             [
-                f"the {mode} server exited with status {status} before its first token; end of its log:",
+                f"the {mode} server exited with code {status} before its first token; the end of its log:",
                 *read_log_tail.splitlines(),
             ],
             hint="run `coldstart doctor`",
@@ -219,7 +219,7 @@ def run_server(launcher: Launcher, directory: Path) -> Iterator[LaunchedServer]:
             server.check_alive()
             raise CommandFailedError(
                 [
-                    f"the {launcher.mode} server did not respond: {error}; end of its log:",
+                    f"the {launcher.mode} server did not respond: {error}; the end of its log:",
                     *server.read_log_tail().splitlines(),
                 ],
                 hint="run `coldstart doctor`",

@@ -153,7 +153,7 @@ class ServeLauncher:
                 check=False,
             ).returncode
         if status:
-            message = f"coldstart template {action} exited with status {status}: {exits.read_log_tail(log)}"
+            message = f"coldstart template {action} exited with code {status}: {exits.read_log_tail(log)}"
             if status == NO_BUNDLE:
                 raise NoBundleError(message)
             raise CommandFailedError(message, hint="run `coldstart doctor`")

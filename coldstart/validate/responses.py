@@ -185,7 +185,7 @@ def _compare_prompt(
     crowd = f" with {concurrency} concurrent requests" if concurrency != ALONE else ""
     subject = f"tokens/prompt-{index + 1}" + (f"/{concurrency}-at-once" if crowd else "")
     message = f"the response to prompt {index + 1}, {_shorten(prompt)},{crowd} differs from vLLM's at token {found.position}: "
-    message += f"{found.actual_token}, vLLM's is {found.expected_token}"
+    message += f"{found.actual_token} instead of {found.expected_token}"
     if crowd and own_position is not None and found.position >= own_position:
         message += f"; vLLM's own responses to concurrent requests differ at token {own_position}; the bundle is not the cause"
         yield Finding("CS-REPLAY-UNSTABLE", "warning", message, "", subject)

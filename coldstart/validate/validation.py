@@ -153,7 +153,7 @@ def look_up_bundle(bundle: Bundle, target: str, source: Source) -> BundleLookup:
         if model_name != provenance.model_name or resolution.is_repo_id(model_name):
             raise
         raise UsageError(
-            f"cannot find the model of {bundle.ref}: the bundle has only the name of its directory, {provenance.model_name}",
+            f"cannot find the model of {bundle.ref}: the bundle has only the name of the directory, {provenance.model_name}",
             hint=f"run `coldstart validate {provenance.model_name} --model DIR --level replay`",
         ) from error
 
@@ -210,7 +210,7 @@ def explain_other_weights(bundle: Bundle, lookup: BundleLookup) -> list[Finding]
         Finding(
             OTHER_WEIGHTS,
             "error",
-            f"{lookup.model.cli_argument} has different weights than the bundle {bundle.ref}: {differing} differs",
+            f"the weights of {lookup.model.cli_argument} differ from those of the bundle {bundle.ref}: {differing} differs",
             f"use the bundle's weights, or build a bundle of these weights: {lookup.format_materialize_command('--force')}",
             "weights",
         )

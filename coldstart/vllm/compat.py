@@ -41,7 +41,7 @@ fallback_sources: list[Callable[[], Iterable[Fallback]]] = []
 
 
 def find_unsupported_reason(feature: Feature, load: Callable[[], object] | None = None) -> str | None:
-    """Return the reason why `feature` does not support the installed vLLM, as a sentence, or None if it does.
+    """Return the reason why `feature` does not support the installed vLLM, or None if it does.
 
     `load` imports or calls what the feature uses; if it raises ImportError or AttributeError, that error is the reason.
     """
@@ -51,7 +51,7 @@ def find_unsupported_reason(feature: Feature, load: Callable[[], object] | None 
         if load is not None:
             load()
     except (ImportError, AttributeError) as error:
-        return f"vLLM {get_vllm_version()} lacks an integration point of {feature!r}: {error}."
+        return f"vLLM {get_vllm_version()} lacks what the feature {feature!r} needs: {error}"
     return None
 
 
@@ -89,10 +89,10 @@ def get_vllm_version() -> str:
 def _unchecked(feature: Feature) -> str | None:
     low, high = CHECKED_VERSIONS.get(feature, runtime.SUPPORTED_VLLM)
     if runtime.find_vllm_distribution() is None:
-        return "vLLM is not installed."
+        return "vLLM is not installed"
     if runtime.is_within(get_vllm_version(), (low, high)):
         return None
     return (
-        f"vLLM {get_vllm_version()} was not tested with {feature!r}, which needs {low[0]}.{low[1]} or later, "
-        f"below {high[0]}.{high[1]}."
+        f"vLLM {get_vllm_version()} was not tested with {feature!r}, which requires vLLM {low[0]}.{low[1]} or later, "
+        f"but below {high[0]}.{high[1]}"
     )

@@ -124,7 +124,7 @@ def find_difference(manifest: Mapping[str, Any], engine: Sequence[str], revision
     wanted = {"model": engine[0], "model_revision": revision, "engine_argv": list(engine)}
     for name, expected in wanted.items():
         if (found := manifest.get(name)) != expected:
-            return f"its {name} is {found!r}, expected {expected!r}"
+            return f"the {name} of the snapshot is {found!r}, expected {expected!r}"
     return None
 
 
@@ -144,7 +144,7 @@ def find_preload_limit(given: Arguments, *, on_cpu: bool) -> Limit | None:
             "omit --weights-from preload",
         )
     if given.contains_flag("load_format"):
-        reason = f"vllm preload sets --load-format itself, but it is {given.get_value('load_format')}"
+        reason = f"vllm preload sets --load-format itself, but the arguments set it to {given.get_value('load_format')}"
         return reason, "omit --load-format"
     if given.get_value("enable_sleep_mode"):
         return f"vllm preload does not support {SLEEP}", f"omit {SLEEP}"

@@ -27,7 +27,7 @@ def run_when_imported(name: str, work: Work, on_failure: Callable[[str], object]
         try:
             work(module)
         except (ImportError, AttributeError) as error:
-            on_failure(f"{name} lacks an integration point: {error}.")
+            on_failure(f"{name} lacks what coldstart needs: {error}")
 
     if name in sys.modules:
         guarded(sys.modules[name])

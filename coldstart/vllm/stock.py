@@ -35,7 +35,7 @@ def build_import_statement(*, on_cpu: bool) -> str:
 
 def run(plan: LaunchPlan, reason: str) -> int:
     """Run vLLM's own server until it exits, and return its exit code. Report `reason` as a fallback."""
-    plan.fallbacks.append(Fallback("start", f"{reason} vLLM's own server runs."))
+    plan.fallbacks.append(Fallback("start", f"{reason}; vLLM's own server runs"))
     if (descriptor := take_ready_pipe()) >= 0:
         Thread(target=_acknowledge, args=(plan, descriptor), name="readiness", daemon=True).start()
     sys.argv = [ENTRY_POINT, *_drop_unsupported_arguments(plan)]
@@ -51,21 +51,21 @@ def _drop_unsupported_arguments(plan: LaunchPlan) -> list[str]:
     given, dropped = plan.vllm_args, set[str]()
     if given.get_value("scheduler_cls") == SCHEDULER_CLS:
         dropped |= {"--scheduler-cls", "--additional-config", "--kv-transfer-config"}
-        plan.fallbacks.append(Fallback("scheduler", "vLLM's own server runs its own scheduler."))
+        plan.fallbacks.append(Fallback("scheduler", "vLLM's own server uses vLLM's own scheduler"))
     elif any(wanted := find_enabled_hooks(given.get_value("additional_config"))):
         dropped |= {"--scheduling-policy"} if wanted[0] else set()
         dropped.add("--additional-config")
-        lost = "vLLM's own server supports neither deadlines nor shadow predictions."
+        lost = "vLLM's own server supports neither deadlines nor shadow predictions"
         plan.fallbacks.append(Fallback("scheduler", lost))
     if given.get_value("load_format") == LOAD_FORMAT and (
         reason := compat.find_unsupported_reason("weights")
     ):
         dropped.add("--load-format")
-        plan.fallbacks.append(Fallback("weights", f"{reason} vLLM's own loader reads the weights."))
+        plan.fallbacks.append(Fallback("weights", f"{reason}; vLLM's own loader reads the weights"))
     transfer = given.get_value("kv_transfer_config")
     if isinstance(transfer, Mapping) and transfer.get("kv_connector_module_path") == CONNECTOR:
         dropped.add("--kv-transfer-config")
-        plan.fallbacks.append(Fallback("handover", "vLLM's own server does not move requests with their KV."))
+        plan.fallbacks.append(Fallback("handover", "vLLM's own server does not move requests with their KV"))
     return [one for flag, one in zip(["", *given], given, strict=False) if not {flag, one} & dropped]
 
 

@@ -115,7 +115,7 @@ def _sort(file: CheckpointFile, chunk: int) -> CheckpointFile:
         number = sum(1 for _ in islice(file.spans(chunk), len(file.chunks) + 1))
         if number != len(file.chunks):
             raise ValueError(
-                f"{file.name} has {len(file.chunks)} digests of chunks, expected {number} of at most {chunk} bytes"
+                f"{file.name} has {len(file.chunks)} chunk digests, expected {number}: one for each {chunk} bytes"
             )
     return file
 

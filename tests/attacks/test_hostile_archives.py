@@ -280,5 +280,5 @@ def test_depth_is_limited_for_readers_and_writers(store: Store, tmp_path: Path) 
     bundle = forge(store, tar_zst(*members))
     assert bundle.extract_section("compile", tmp_path / "out", trust=accept_any) == LIMITS.path_depth
     tree = write_tree(tmp_path / "tree", {f"{deepest}/x": b"x"})
-    with store.open_draft(key()) as draft, pytest.raises(UnsafePathError, match="64 components"):
+    with store.open_draft(key()) as draft, pytest.raises(UnsafePathError, match="64 parts"):
         draft.add_tree("compile", tree)

@@ -136,7 +136,7 @@ VARIABLES = (
 @pytest.mark.parametrize("name", VARIABLES)
 def test_difference_names_variable_that_a_worker_could_read(name: str) -> None:
     reason = template_environment.find_difference({}, {name: "1"}, "template")
-    assert reason == f"{name}: the template was created with none, this start has '1'"
+    assert reason == f"{name}: the template was created with none, but this start has '1'"
     assert template_environment.find_difference({name: "1"}, {name: "2"}, "template") is not None
     assert (
         template_environment.find_difference(
@@ -156,7 +156,7 @@ def test_difference_names_variable_that_a_worker_could_read(name: str) -> None:
         (["--jit-monitor-mode", "error"], "jit_monitor_mode"),
         (["--num-gpu-blocks-override", "9"], "num_gpu_blocks_override"),
         (["-cc.mode=0"], "compilation_config"),
-        (["--max-num-seqs", "9"], "max_num_seqs: the prebuilt worker has 8, this start needs 9"),
+        (["--max-num-seqs", "9"], "max_num_seqs: the prebuilt worker has 8, but this start needs 9"),
         # The scheduler enforces a smaller limit.
         (["--max-num-seqs", "7"], None),
         # Flags that a worker does not receive or does not use.
@@ -192,7 +192,7 @@ def test_forked_server_reports_reason_when_the_worker_does_not_fit(
     )
     try:
         process, reader = server_process.fork_server(LaunchPlan(["unfit"]), warm.socket)
-        with pytest.raises(server_process.ServerExitedError, match="does not fit this start: a leaf differs"):
+        with pytest.raises(server_process.ServerExitedError, match="this start: a leaf differs"):
             server_process.await_readiness(process, reader, time.monotonic(), 20)
     finally:
         template_pool.stop_template(warm, force=True)

@@ -24,7 +24,7 @@ OURS = ("--scheduler", "skip-join-mlfq")
     [
         (
             ("--scheduler", "magic"),
-            "--scheduler must be one of auto, fcfs, skip-join-mlfq, deadline, got 'magic'",
+            "--scheduler must be one of auto, fcfs, skip-join-mlfq, deadline, found 'magic'",
         ),
         (
             ("--kv-host-memory", "1", "--", "--kv-transfer-config", "{}"),
@@ -32,7 +32,7 @@ OURS = ("--scheduler", "skip-join-mlfq")
         ),
         ((*OURS, "--", "--scheduler-cls", "x.Y"), "--scheduler-cls cannot be combined"),
         ((*OURS, "--", "--kv-transfer-config", "{}"), "--kv-transfer-config cannot be combined"),
-        ((*OURS, "--oldest-share", "2"), "--oldest-share must be at least 0, at most 1, got 2.0"),
+        ((*OURS, "--oldest-share", "2"), "--oldest-share must be at least 0, at most 1, found 2.0"),
         (
             ("--alpha", "1"),
             "cannot use --alpha with fcfs, which accepts only --batch, --kv-host-memory and --shadow",

@@ -69,7 +69,7 @@ def test_miss_names_the_field_without_importing_torch(machine: Machine, bundle: 
 LACKING = """
 from coldstart.vllm import compat
 find = compat.find_unsupported_reason
-lack = lambda feature, load=None: "It is missing, simulated." if feature == "start" else find(feature, load)
+lack = lambda feature, load=None: "it is missing, simulated" if feature == "start" else find(feature, load)
 compat.find_unsupported_reason = lack
 """
 
@@ -79,7 +79,7 @@ def test_serve_runs_only_stock_vllm(machine: Machine, bundle: Any, reference: To
     (tmp_path / "sitecustomize.py").write_text(LACKING)
     elsewhere = replace(machine, extra={"PYTHONPATH": str(tmp_path)})
     with elsewhere.serving("tiny-llama", "--mode", "fresh") as served:
-        assert {"section": "start", "reason": "It is missing, simulated. vLLM's own server runs."} in [
+        assert {"section": "start", "reason": "it is missing, simulated; vLLM's own server runs"} in [
             dict(fallback) for fallback in served.report["fallbacks"]
         ]
         assert served.tokens() == reference

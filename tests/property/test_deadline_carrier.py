@@ -136,7 +136,7 @@ def test_require_names_the_missing_integration_point(monkeypatch: pytest.MonkeyP
     ("change", "words"),
     [
         ({"policy": "priority"}, "scheduling-policy priority"),
-        ({"enable_chunked_prefill": False}, "chunked prefill"),
+        ({"enable_chunked_prefill": False}, "chunked-prefill"),
         ({"connector": "OffloadingConnector"}, "the KV connector OffloadingConnector"),
     ],
 )

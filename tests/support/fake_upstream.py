@@ -87,7 +87,7 @@ class FakeServer:
             await runner.cleanup()
             self.socket.unlink(missing_ok=True)
             self.log.remove()
-            self.ended.set_result("the server ended with exit code 9")
+            self.ended.set_result("the server exited with code 9")
 
     def _site(self, runner: web.AppRunner) -> web.BaseSite:
         if not self.listen:

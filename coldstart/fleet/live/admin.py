@@ -51,7 +51,7 @@ def create_routes(control: FleetControl, key: str, stop_fleet: Callable[[], Awai
             try:
                 return JSONResponse(await handle(request))
             except (ColdstartError, ValueError, RecursionError, OSError) as error:
-                reason, hint = str(error) or "the order is nested too deeply", getattr(error, "hint", None)
+                reason, hint = str(error) or "the body is nested too deeply", getattr(error, "hint", None)
                 return messages.build_error_response(400, reason, hint=hint or "")
 
         return respond

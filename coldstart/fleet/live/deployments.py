@@ -69,7 +69,7 @@ def build_deployment(
     pipelines, unavailable = look_up_pipelines(launch, found, start_s)
     if "tpot" in limits and not costs.decode_s:
         raise UsageError(
-            f"model {launch.name}: a TPOT limit requires profiled iterations, and no bundle of it contains them",
+            f"model {launch.name}: a TPOT limit requires measured step latencies, but no bundle of the model has them",
             hint=f"run `coldstart materialize {launch.model}`",
         )
     spec = FleetModel(
@@ -149,7 +149,7 @@ def look_up_pipelines(
             pipeline = pipeline.accept_nearest_without_weights()
         proof = None if pipeline.bundle is None else inspection.read_proof(pipeline.bundle)
         if proof is None:
-            reasons[ranks] = f"no bundle: {pipeline.format_materialize_command()}"
+            reasons[ranks] = f"no bundle exists (run `{pipeline.format_materialize_command()}`)"
             continue
         _, load_s = read_stages(pipeline.bundle, ranks)
         seconds[ranks] = max(0.0, proof.ready_s - load_s - library_s)

@@ -89,7 +89,7 @@ class RemoteNode:
         try:
             return await self.actor.call.remote(method, *args)
         except RayError as error:
-            raise NodeLostError(f"the call through Ray failed with {type(error).__name__}") from error
+            raise NodeLostError(f"the Ray call {method} failed with {type(error).__name__}") from error
 
 
 NAMESPACE, GATEWAY, SERVER = "coldstart", "gateway", "server-"

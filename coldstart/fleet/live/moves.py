@@ -123,14 +123,16 @@ class Moves:
     async def _move(self, ticket: FleetTicket, target: FleetReplica) -> bool:
         source, stream, deadline = ticket.target, ticket.continuation, self._clock() + MOVE_TIMEOUT_S
         if source is None or stream is None or ticket.response is None:
-            self._log.write("not moved", request=ticket.ticket_id, reason="the stream is not resumable")
+            self._log.write(
+                "not moved", request=ticket.ticket_id, reason="another worker cannot resume the stream"
+            )
             return False
         kv = await self._hold_kv(ticket, source, target, stream)
         if (
             stream.prompt is not None
             and await self._complete(target, stream.build_warmup_request(kv), MOVE_TIMEOUT_S) is None
         ):
-            return self._log_not_moved(ticket, "the worker did not prefill the tokens so far")
+            return self._log_not_moved(ticket, "the new worker did not prefill the tokens generated so far")
         if kv is not None:
             kv = await self._hold_kv(ticket, source, target, stream)
         if not self._is_open(ticket) or stream.finished or not stream.is_resumable:
@@ -142,7 +144,7 @@ class Moves:
         ticket.response.interrupt()
         await asyncio.wait([settled], timeout=max(0.0, deadline - stopped_s))
         if not settled.done():
-            self.roll_back(ticket, "the worker took too long")
+            self.roll_back(ticket, "the new worker did not continue the stream in time")
             ticket.response.interrupt()
         ticket.move = None
         if settled.result():

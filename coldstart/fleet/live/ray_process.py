@@ -146,7 +146,7 @@ class RayProcess:
         """Return why Ray exited: the last error in its log, or the last line if there is no error."""
         lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         errors = [line for line in lines if "Error: " in line]
-        return (errors or lines or ["its log is empty"])[-1]
+        return (errors or lines or ["the log of Ray is empty"])[-1]
 
     def wait(self) -> str:
         """Wait until Ray has started, and return the IP address of the node. Raises CommandFailedError if it does not start."""
@@ -247,7 +247,7 @@ def run_joined_node(command: Sequence[str], env: Mapping[str, str], log: Log) ->
                 log.write("joined", address=node.wait())
                 node.process.wait()
                 since_s, limit_s = time.monotonic(), REJOIN_TIMEOUT_S
-                reason = f"Ray exited on this machine: {node.find_error()}"
+                reason = f"the Ray node on this machine exited: {node.find_error()}"
             except CommandFailedError as failed:
                 reason = str(failed)
         if time.monotonic() - since_s > limit_s:

@@ -76,8 +76,8 @@ class FleetState:
                 found = decode(canonical.read_json(path), _StateFile)
             except (OSError, ValueError) as error:
                 raise UsageError(
-                    f"cannot read fleet state {path}: {describe_reason(error)}",
-                    hint="move the file away to start with an empty fleet",
+                    f"cannot read the fleet state in {path}: {describe_reason(error)}",
+                    hint="rename or remove this file to start with an empty fleet",
                 ) from error
         self.models: Mapping[str, ModelDeployment] = {one.spec.name: one for one in found.models}
         self.drained, self.links = found.drained, found.links

@@ -111,7 +111,7 @@ class Workers:
     async def _call(self, server: str, method: str, *args: Any) -> Any:
         """Call a method of a server, and return its result. Raises NodeLostError if the server was lost or is unreachable."""
         if (node := self.nodes.get(server)) is None:
-            raise orders.NodeLostError(f"the fleet has lost server {server}")
+            raise orders.NodeLostError(f"server {server} has left the fleet")
         return await node.call(method, *args)
 
     async def _send_order(self, rank: LaunchRank, method: str, order: orders.RankOrder | str) -> None:
@@ -133,9 +133,7 @@ class Workers:
             await self._call(process.rank.server, "set_fetch_rate", process.rank.worker, process.rate)
 
     def _record_unreachable(self, worker: str, server: str, lost: Exception) -> None:
-        self._record_end(
-            orders.RankEnded(worker, f"server {server} cannot be reached: {lost}"), was_reached=False
-        )
+        self._record_end(orders.RankEnded(worker, f"cannot reach server {server}: {lost}"), was_reached=False)
 
     def stop(self, worker: str) -> None:
         """Stop a worker."""

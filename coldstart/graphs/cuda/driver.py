@@ -119,7 +119,7 @@ class CudaDriver:
     def _payload(p: Any, kernel: Kernel) -> bytes:
         out = bytearray(kernel.size)
         if kernel.layout and not int(p.kernelParams):  # the launch passed packed parameters (`extra`)
-            raise GraphRefusedError(f"the parameters of kernel {kernel.name} cannot be read")
+            raise GraphRefusedError(f"cannot read the parameters of kernel {kernel.name}")
         pointers = (ctypes.c_uint64 * len(kernel.layout)).from_address(int(p.kernelParams))
         for address, (offset, size) in zip(pointers, kernel.layout, strict=True):
             out[offset : offset + size] = ctypes.string_at(address, size)
@@ -152,11 +152,11 @@ class CudaDriver:
         p = call(self.d.cuGraphMemcpyNodeGetParams, self.d.CUgraphNode(node))
         for side in ("src", "dst"):
             if any(int(getattr(p, side + part)) for part in ("XInBytes", "Y", "Z", "LOD")):
-                raise GraphRefusedError("a memory copy node has an offset, which cannot be restored")
+                raise GraphRefusedError("a memcpy node has an offset, which cannot be restored")
             on_device = int(getattr(p, f"{side}MemoryType")) in (MEMORY_DEVICE, 4)
             held = self.address_range(int(getattr(p, f"{side}Device"))) if on_device else None
             if held is None or held.symbol == HOST:
-                raise GraphRefusedError("a memory copy node of host memory or an array cannot be restored")
+                raise GraphRefusedError("a memcpy node of host memory or an array cannot be restored")
         return np.array([tuple(int(getattr(p, name)) for name in MEMCPY.names or ())], MEMCPY).tobytes()
 
     # --- functions -----------------------------------------------------------------------------------

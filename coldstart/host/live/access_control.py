@@ -118,11 +118,11 @@ class AccessControl:
         """Return the HTTP status and reason for rejecting a request without a key, or None if the request is allowed."""
         host, origin = headers.get(b"host"), headers.get(b"origin")
         if host is not None and not self._accepts_host(host):
-            return 421, f"the host {_show(host)} is not a name of this gateway (see --allow-host)"
+            return 421, f"the Host header {_show(host)} is not allowed here (allow it with --allow-host)"
         if origin is not None and origin not in self._origins and origin.partition(b"://")[2] != host:
-            return 403, f"web pages of {_show(origin)} may not use this gateway (see --allow-origin)"
+            return 403, f"web pages of {_show(origin)} may not use this gateway (add --allow-origin)"
         if scope["method"] not in SAFE_METHODS and not _proves_consent(headers):
-            return 415, "the request requires the header Content-Type: application/json"
+            return 415, "the request lacks the header Content-Type: application/json"
         return None
 
     def _accepts_host(self, host: bytes) -> bool:

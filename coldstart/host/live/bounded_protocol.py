@@ -99,7 +99,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._deadline is None:
             self._expect("headers", self._limits.head_s)
         if len(self.pipeline) >= MAX_PIPELINED:
-            self._refuse(429, f"more than {MAX_PIPELINED} requests wait on one connection")
+            self._refuse(429, f"more than {MAX_PIPELINED} pipelined requests are waiting on this connection")
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -148,27 +148,27 @@ class BoundedProtocol(HttpToolsProtocol):
         version, host = self.parser.get_http_version(), given.get(b"host")
         for name in _SINGLE:
             if names.count(name) > 1:
-                return f"the request has more than one header {name.decode()}"
+                return f"the request has more than one {name.decode()} header"
         if version not in ("1.0", "1.1") or self.parser.get_method() == b"CONNECT":
-            return "the gateway supports HTTP/1.0 and HTTP/1.1 without CONNECT"
+            return "the gateway supports only HTTP/1.0 and HTTP/1.1, and no CONNECT requests"
         if version == "1.1" and host is None:
-            return "the request has no header host"
+            return "the request has no Host header"
         if not self.url.startswith(b"/") and _find_authority(self.url) != host:
-            return "the request's target is neither a path nor an address at the header host"
+            return "the request target is neither a path nor a URL with the host of the Host header"
         if version == "1.0" and (b"transfer-encoding" in given or self.parser.should_upgrade()):
-            return "HTTP/1.0 supports neither transfer-encoding nor upgrade"
+            return "HTTP/1.0 supports neither the Transfer-Encoding nor the Upgrade header"
         if given.get(b"transfer-encoding", b"chunked") != b"chunked":
-            return "the request's transfer-encoding is not chunked"
+            return "the request has a Transfer-Encoding other than chunked"
         if self.parser.should_upgrade() and given[b"upgrade"] not in _OFFERS:
             return "the gateway does not support protocol upgrades"
         return None
 
     def _describe_head_limit(self) -> str:
-        return f"the request's headers have more than {self._limits.head_bytes} bytes"
+        return f"the request headers exceed the limit of {self._limits.head_bytes} bytes"
 
     def _check_body(self, size: int) -> None:
         if size > self._limits.body_bytes:
-            self._refuse(413, f"the request body has more than {self._limits.body_bytes} bytes")
+            self._refuse(413, f"the request body exceeds the limit of {self._limits.body_bytes} bytes")
 
     def _refuse(self, status: int, reason: str) -> None:
         """Stop the parser, and make `_parse` send an error response with this HTTP status and reason."""
@@ -177,7 +177,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _expect(self, part: str, seconds: float) -> None:
         self._clear_deadline()
-        reason = f"the request's {part} did not arrive within {seconds:g} s"
+        reason = f"the request {part} did not arrive within {seconds:g} s"
         self._deadline = self.loop.call_later(seconds, self._end, 408, reason)
 
     def _clear_deadline(self) -> None:

@@ -59,7 +59,7 @@ def find_unsupported(path: str, document: Mapping[str, Any], arguments: Argument
     if path not in _PROMPT:
         return path
     if path == CHAT and any(arguments.contains_flag(word) for word in _PARSERS):
-        return "a parser of the server"
+        return "a reasoning or tool-call parser of the server"
     for name, value in document.items():
         if value is None or name in _SAME or name in _PROMPT[path]:
             continue

@@ -192,7 +192,7 @@ class Driver(RequestRouter[Ticket]):
             return None, build_unknown_model_error(name).reason
         replica = self.lifecycle.replicas.get(route.model)
         return replica, "" if replica else (
-            f"no server of {route.model} is running: it is {self.get_state(route.model)}"
+            f"no server of model {route.model} is running: the model is {self.get_state(route.model)}"
         )
 
     def emit(self, event: Event) -> None:

@@ -74,7 +74,7 @@ class Exchange:
         client, metrics = self.client, self.router.metrics
         if client is not None and not client.may_use(self.requested_model, self.router.catalogue):
             metrics.count_client_request(client.name, "other_model")
-            reason = f"the client {client.name} may not use the model `{self.requested_model}`"
+            reason = f"client {client.name} is not allowed to use the model `{self.requested_model}`"
             raise AdmissionRefusedError(403, reason)
         ticket = self.ticket = self.router.admit_request(self.requested_model)
         if client is not None:

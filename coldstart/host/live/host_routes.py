@@ -177,7 +177,7 @@ async def _read_server(driver: Driver, request: Request) -> Response:
     if name is None and client is not None and not client.may_use(None, driver.catalogue):
         driver.metrics.count_client_request(client.name, "other_model")
         return messages.build_error_response(
-            403, f"the client {client.name} may not use the host's default model"
+            403, f"client {client.name} is not allowed to use the host's default model"
         )
     replica, missing = driver.find_server(name)
     if replica is None:
@@ -187,7 +187,7 @@ async def _read_server(driver: Driver, request: Request) -> Response:
     except OSError as error:
         reason = str(error) or f"no response within {READ_S:g} s"
         return messages.build_error_response(
-            502, f"cannot read {path} of the server of {replica.name}: {reason}"
+            502, f"cannot read {path} from the server of {replica.name}: {reason}"
         )
     return Response(body, status_code=status, media_type=kind)
 

@@ -141,7 +141,7 @@ class ServerLifecycle:
             self.emit(events.TierChanged(model))
             if (known := self.core.models.get(model)) and known.state is ModelState.ASLEEP:
                 # The server exited instead of going to sleep, so it cannot wake up.
-                self.emit(events.ServerOutdated(model, "it did not go to sleep"))
+                self.emit(events.ServerOutdated(model, "the server did not go to sleep"))
             return
         if replica.start_s:
             self.log.write("server died", model=model, reason=replica.reason)

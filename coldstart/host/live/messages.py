@@ -50,7 +50,7 @@ class BodyMemory:
                 part = message.get("body", b"")
                 if self.used + len(part) > self.total:
                     raise AdmissionRefusedError(
-                        503, "no memory for the request body: other requests use all of it", 1.0
+                        503, "no memory for the request body: other requests use all memory for bodies", 1.0
                     )
                 self.used += len(part)
                 parts.append(part)

@@ -124,7 +124,7 @@ def choose_profile(launch: Launch, found: BundleLookup, memory: int | None = Non
     if memory:
         return Profile(memory, ASSUMED_START_S, "assumed")
     raise UsageError(
-        f"models.{launch.name}: the GPU memory of the model is unknown, because no bundle records it",
+        f"models.{launch.name}: the GPU memory of the model is unknown, because no bundle has recorded it",
         hint=f"run `{found.format_materialize_command('--force')}`, or set memory and start_s in [models.{launch.name}]",
     )
 
@@ -139,7 +139,7 @@ def estimate_profile(launch: Launch, model: Path | None) -> Profile:
     weights = measure_weights(model)
     if not weights:
         raise UsageError(
-            f"models.{launch.name}: the memory of the model is unknown: no bundle records it, and there are no local weights",
+            f"models.{launch.name}: the memory of the model is unknown, because it has neither a bundle nor local weights",
             hint=f"set memory and start_s in [models.{launch.name}]",
         )
     kv = launch.args.get_integer("kv_cache_memory_bytes", ASSUMED_KV)
@@ -158,7 +158,7 @@ def fill_in_device_memory(file: HostFile) -> HostFile:
         beyond = [number for number in launch.devices if number >= len(found)]
         if found and beyond:
             raise UsageError(
-                f"models.{launch.name}.devices: device {beyond[0]} does not exist: the host sees {len(found)} device(s)",
+                f"models.{launch.name}.devices: device {beyond[0]} does not exist: the highest index is {len(found) - 1}",
                 hint="run `coldstart doctor` to list the devices",
             )
     if file.settings.device_memory is not None:

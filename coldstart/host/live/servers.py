@@ -158,7 +158,7 @@ class ModelServer:
             self._reason = f"the server {exits.describe_exit(message['code'])}"
             self.was_killed = exits.is_killed(message["code"])
         elif "exit" in message:
-            self._reason = self._reason or f"the server ended with exit code {message['exit']}"
+            self._reason = self._reason or f"the server exited with code {message['exit']}"
 
     def _close(self) -> None:
         self._loop.remove_reader(self._channel.socket)
@@ -224,7 +224,7 @@ async def await_hang(
 
 async def _find_fault(server: ModelServer, probe: Upstream | None, limit_s: float) -> str:
     if await asyncio.to_thread(server.is_stopped):
-        return "one of its processes was suspended by a signal"
+        return "a process of the server was suspended by a signal"
     if probe is None or not server.ready.done():
         return ""
     with suppress(OSError):  # includes TimeoutError

@@ -196,7 +196,7 @@ class Upstream:
             error = pending.exception()
             # Connecting to a Unix socket with a full backlog fails immediately under uvloop, so it is retried.
             if not isinstance(error, OSError) or error.errno != errno.EAGAIN:
-                raise NothingSentError(str(error) or "cannot connect to the server in time") from error
+                raise NothingSentError(str(error) or "the connection to the server timed out") from error
             await asyncio.sleep(CROWDED_S)
 
     def _open(self, silent_s: float) -> aiohttp.ClientSession:

@@ -76,7 +76,7 @@ class Channel(AbstractContextManager["Channel"]):
         if not data:
             return None
         if len(self.descriptors) > _MAX_DESCRIPTORS or flags & socket.MSG_CTRUNC:
-            raise MalformedMessageError("received too many descriptors with one message")
+            raise MalformedMessageError("received too many file descriptors with one message")
         *lines, self._pending = (self._pending + data).split(b"\n")
         if limit is not None and max(map(len, [*lines, self._pending])) > limit:
             raise MalformedMessageError(f"received a line of more than {limit} bytes")
@@ -93,7 +93,7 @@ class Channel(AbstractContextManager["Channel"]):
         while select.select([self.socket], [], [], max(0.0, deadline - time.monotonic()))[0]:
             messages = self.receive(MAX_REQUEST)
             if messages is None:
-                raise MalformedMessageError("the request is truncated")
+                raise MalformedMessageError("the received request is truncated")
             if len(messages) > 1 or (messages and self._pending):
                 raise MalformedMessageError("received more than one request")
             if messages:
@@ -111,7 +111,7 @@ class Channel(AbstractContextManager["Channel"]):
         Raises MalformedMessageError if there is none.
         """
         if not self.descriptors:
-            raise MalformedMessageError("received a message without the required descriptor")
+            raise MalformedMessageError("received a message without the required file descriptor")
         return self.descriptors.popleft()
 
     def close(self) -> None:
@@ -168,10 +168,10 @@ def read_body(descriptor: int) -> tuple[bytes, bytes]:
             raise MalformedMessageError("the received memfd is not sealed")
         size = os.fstat(descriptor).st_size
         if size > MAX_BODY:
-            raise MalformedMessageError(f"the received memfd is too large: {size} bytes")
+            raise MalformedMessageError(f"the received memfd has {size} bytes; the limit is {MAX_BODY} bytes")
         head, _, rest = os.pread(descriptor, size, 0).partition(b"\n")
     except OSError as error:
-        raise MalformedMessageError(f"the received descriptor is not a memfd: {error.strerror}") from error
+        raise MalformedMessageError(f"received a descriptor that is not a memfd: {error.strerror}") from error
     finally:
         os.close(descriptor)
     return head, rest

@@ -24,7 +24,7 @@ def describe_exit(code: int) -> str:
     with suppress(ValueError):
         number = signal.Signals(code - _SIGNALLED)
         return f"was killed by signal {number.value} ({number.name})"
-    return f"ended with exit code {code}"
+    return f"exited with code {code}"
 
 
 def count_oom_kills() -> int:

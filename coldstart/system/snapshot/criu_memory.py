@@ -116,13 +116,13 @@ def _split_runs(entries: Iterable[Any], spans: list[tuple[int, int]]) -> Iterato
     starts, kept = [start for start, _ in spans], 0
     for entry in entries:
         if entry.in_parent:
-            raise UnknownImageError("the image is incremental: it needs an earlier image")
+            raise UnknownImageError("the CRIU image is incremental: it needs an earlier image")
         address, count = entry.vaddr, entry.nr_pages or entry.compat_nr_pages
         while count:
             vma = bisect(starts, address) - 1
             here = min(count, (spans[vma][1] - address) // _PAGE) if vma >= 0 else 0
             if here <= 0:
-                raise UnknownImageError(f"no mapping contains the page at {address:#x}")
+                raise UnknownImageError(f"no mapping of the process contains the page at {address:#x}")
             yield entry, _Run(address, here, kept, vma)
             address, count, kept = address + here * _PAGE, count - here, kept + here * _PAGE
 
@@ -177,7 +177,7 @@ def _build_file_entry(opened: list[Any], mapped: Path, size: int) -> Any:
     """Build the `files` entry of the file `mapped`, open for reading, with the owner of a regular file in `opened`."""
     regular = next((one.reg for one in opened if one.HasField("reg")), None)
     if regular is None:
-        raise UnknownImageError("the process has no regular file open")
+        raise UnknownImageError("the frozen process has no regular file open")
     number = 1 + max(one.id for one in opened)
     file = _build_message_classes()["file"](type=_REG_TYPE, id=number)
     place = {"name": os.fsencode(mapped), "size": size, "flags": os.O_RDONLY}

@@ -106,7 +106,7 @@ def remove_keys(query: str) -> list[TrustedKey]:
     if any(key.own for key in matches):
         raise UsageError(
             f"{query!r} is this machine's own key, which signs the bundles built here",
-            hint="use another key; `coldstart trust list` lists them",
+            hint="run `coldstart trust list`, and specify another key",
         )
     removed = [key for key in keys if key in matches or key.fingerprint in marks]
     with translate_os_errors("removing a trusted key"):

@@ -68,7 +68,7 @@ def unpack_section(
             _unpack_again(bundle, section, place, trust)
             file_state.record_directory(_KIND, place, _describe_creator())
             if reason and refused is not None:
-                refused.append(f"unpacked again: {reason}")
+                refused.append(f"the code of the bundle was unpacked again: {reason}")
     return place
 
 
@@ -93,7 +93,7 @@ def _describe_creator() -> str:
 def _unpack_again(bundle: Bundle, section: str, place: Path, trust: TrustCheck) -> None:
     place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if (reason := ownership.describe_path_exposure(place.parent)) is not None:
-        raise PermissionError(f"refusing to unpack code where other users can write: {reason}")
+        raise PermissionError(f"refusing to unpack code where other users can change files: {reason}")
     for left in reversed(range(_TRIES)):
         _remove_existing(place)
         try:

@@ -71,7 +71,7 @@ def find_difference(built: Mapping[str, str], required: Mapping[str, str]) -> st
     for name in sorted({*built, *required}):
         had, requested = built.get(name, "none"), required.get(name, "none")
         if had != requested and not (name in MAXIMUM_ARGUMENTS and _is_larger(had, requested)):
-            return f"{name}: the prebuilt worker has {_shown(name, had)}, this start needs {_shown(name, requested)}"
+            return f"{name}: the prebuilt worker has {_shown(name, had)}, but this start needs {_shown(name, requested)}"
     return None
 
 

@@ -28,7 +28,7 @@ def select_components(args: Namespace) -> Fallbacks:
     fallbacks: Fallbacks = []
     if args.load_format == LOAD_FORMAT and (reason := compat.find_unsupported_reason("weights")):
         args.load_format = "auto"
-        fallbacks.append(Fallback("weights", f"{reason} vLLM's own loader reads the weights."))
+        fallbacks.append(Fallback("weights", f"{reason}; vLLM's own loader reads the weights"))
     if uses_handover(args) and (
         reason := compat.find_unsupported_reason("handover", partial(import_module, CONNECTOR))
     ):
@@ -41,7 +41,7 @@ def select_components(args: Namespace) -> Fallbacks:
             args.distributed_executor_backend = EXECUTOR if ranks == 1 else "mp"
             args.worker_cls = WORKER
             return fallbacks
-        reason = f"{reason} vLLM's own worker runs, and compiles."
+        reason = f"{reason}; vLLM's own worker runs, and compiles the model"
         fallbacks += [Fallback(stage, reason) for stage in ("worker", "compile")]
     return fallbacks
 
@@ -54,7 +54,7 @@ def uses_handover(args: Namespace) -> bool:
 def drop_handover(args: Namespace, fallbacks: Fallbacks, reason: str) -> None:
     """Remove the KV connector from `args`, and add the reason to the fallbacks."""
     args.kv_transfer_config = None
-    fallbacks.append(Fallback("handover", f"{reason} Requests are moved without their KV."))
+    fallbacks.append(Fallback("handover", f"{reason}; requests are moved without their KV"))
 
 
 def count_supported_ranks(args: Namespace) -> int:

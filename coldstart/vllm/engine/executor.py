@@ -61,7 +61,7 @@ def use_vllm_worker_if_needed(config: VllmConfig) -> None:
     if config.parallel_config.worker_cls != components.WORKER:
         return
     if reason := compat.find_unsupported_reason("worker", _import_worker):
-        compat.record_fallback("worker", f"{reason} vLLM's own worker runs, and compiles.")
+        compat.record_fallback("worker", f"{reason}; vLLM's own worker runs, and compiles the model")
         config.parallel_config.worker_cls = components.VLLM_WORKER
 
 

@@ -177,7 +177,7 @@ def create_supported_config(args: Namespace, plan: LaunchPlan) -> Any:
         reason = "vLLM supports no KV connector for encoder-decoder models"
     except Exception as error:  # noqa: BLE001 - the start must not fail because of the connector
         reason = f"{type(error).__name__}: {error}"
-    components.drop_handover(args, plan.fallbacks, f"{reason}.")
+    components.drop_handover(args, plan.fallbacks, reason)
     return create_config(args)
 
 

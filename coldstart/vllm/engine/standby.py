@@ -44,7 +44,7 @@ STOP_TIMEOUT_S, RETRY_S = 10.0, 0.1
 def describe_difference(sleeping: dict[str, str], requested: dict[str, str]) -> str | None:
     """Return a message that names the engine arguments in which the two engines differ, or None if they are equal."""
     names = [name for name, value in sleeping.items() if requested[name] != value]
-    return f"the sleeping engine was started with different values of: {', '.join(names)}" if names else None
+    return f"the sleeping engine was started with different values of {', '.join(names)}" if names else None
 
 
 async def wake_engine(engine: Any, level: int) -> None:

@@ -65,13 +65,13 @@ def build_template(plan: LaunchPlan, level: str) -> components.Fallbacks:
     application.warm_up(args, config)
     compat.find_unsupported_reason("ahead", register_kernel_overrides)
     if reason := compat.find_unsupported_reason("start", partial(server.import_gpu_engine, config)):
-        fallbacks.append(Fallback("template", f"{reason} Each server imports the engine itself."))
+        fallbacks.append(Fallback("template", f"{reason}; each server imports the engine itself"))
     if is_cuda_initialized():
         raise RuntimeError(
             "cannot fork servers: an import initialized CUDA, and a forked process could not use the GPU"
         )
     if lack:
-        fallbacks.append(Fallback("template", f"{lack} Each server builds its own worker."))
+        fallbacks.append(Fallback("template", f"{lack}; each server builds its own worker"))
     elif level == ENGINE:
         from vllm.tokenizers import cached_tokenizer_from_config
 
@@ -81,7 +81,7 @@ def build_template(plan: LaunchPlan, level: str) -> components.Fallbacks:
         addresses.close_listening_sockets()
     if threading.active_count() > 1:
         raise RuntimeError(
-            f"cannot fork servers while other threads run: {[t.name for t in threading.enumerate()]}"
+            f"cannot fork servers while other threads run: {', '.join(t.name for t in threading.enumerate())}"
         )
     gc.collect()
     own_process.trim_heap()

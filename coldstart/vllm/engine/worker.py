@@ -113,7 +113,7 @@ class ColdWorker(CPUWorker):
         """Prepare this worker, which a template built before the fork, for a server with the KV transfer settings `config`."""
         self.kv_transfer_config = self.vllm_config.kv_transfer_config = config
         if environment.WEIGHTS_SOCKET.read():
-            self._report_unshared("they were loaded before the fork, by the engine template")
+            self._report_unshared("the engine template loaded the weights before the fork")
 
     def _report_unshared(self, reason: str) -> None:
         self._fall_back("sharing", f"this worker has its own copy of the weights: {reason}")

@@ -69,11 +69,11 @@ def find_incompatibility(runner: Any) -> str | None:
     """Return the reason why the graph capture of this runner cannot be deferred, or None if it can."""
     config = runner.vllm_config
     if config.speculative_config is not None:
-        return "a draft model has its own graphs"
+        return "the draft model has its own graphs"
     if config.model_config.is_hybrid or config.model_config.is_attention_free:
         return "a dummy run can write the state of a Mamba layer"
     if config.model_config.is_multimodal_model:
-        return "a multimodal encoder has its own graphs"
+        return "the multimodal encoder has its own graphs"
     if getattr(runner, "cudagraph_manager", None) is None:
         return "this engine uses vLLM's model runner V1"
     return None

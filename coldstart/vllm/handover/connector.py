@@ -119,27 +119,29 @@ class HandoverScheduler:
 
     def _accept(self, pull: Pull) -> Pull:
         if not self._movable or not self.ports:
-            raise HandoverError("cannot load KV: this server has no data ports, or its KV cannot be moved")
+            raise HandoverError("cannot load the KV of a request: this server does not support KV transfers")
         if pull.shape != self._shape:
-            raise HandoverError("cannot load KV: the source has different weights or another KV layout")
+            raise HandoverError("cannot load the KV: the source has different weights or another KV layout")
         return pull
 
     def _hold(self, pin: Pin) -> Pull:
         assert self.manager is not None
         if not self._movable or not self.ports:
-            raise HandoverError("cannot send KV: this server has no data ports, or its KV cannot be moved")
+            raise HandoverError("cannot send the KV of a request: this server does not support KV transfers")
         if len(self._held) >= MAX_PINS:
-            raise HandoverError(f"cannot pin another request: {MAX_PINS} requests are already being moved")
+            raise HandoverError(f"cannot retain the KV of another request: the limit is {MAX_PINS} requests")
         request = self._find(pin.request)
         tokens = min(request.num_computed_tokens, request.num_tokens, pin.tokens)
         if tokens <= 0:
-            raise HandoverError(f"cannot pin request {pin.request}: it has no KV yet")
+            raise HandoverError(f"cannot retain the KV of request {pin.request}: the request has no KV yet")
         if handover.digest_tokens(request.all_token_ids[: pin.tokens]) != pin.digest:
-            raise HandoverError(f"cannot pin request {pin.request}: its tokens differ from the gateway's")
+            raise HandoverError(
+                f"cannot retain the KV of {pin.request}: its tokens differ from the gateway's"
+            )
         count = -(-tokens // self._block_size)
         blocks = list(self.manager.get_blocks(request.request_id).blocks[0])[:count]
         if len(blocks) < count:
-            raise HandoverError(f"cannot pin request {pin.request}: it was preempted")
+            raise HandoverError(f"cannot retain the KV of request {pin.request}: the request was preempted")
         self.manager.block_pool.touch(blocks)
         name, secret = secrets.token_hex(16), secrets.token_hex(32)
         self._held[name] = blocks, time.monotonic() + LEASE_S
@@ -266,7 +268,7 @@ class BlockTransfers:
                     missing.discard(name)
                     total += len(data)
             if missing:
-                raise TransferError(f"the source sent no KV for {len(missing)} layers")
+                raise TransferError(f"the source sent no KV for layer {min(missing)}")
             log.info("loaded the KV of a request: %d bytes in %.3f s", total, time.monotonic() - began)
             if self._staging is not None:
                 log.info("NIXL so far: %d layers, %d failures", self._staging.reads, self._staging.failures)

@@ -93,7 +93,7 @@ class Staging:
                 # NIXL connects the two servers, and serves a READ without RDMA, only during calls.
                 self._agent.get_new_notifs()
                 if time.monotonic() > deadline:
-                    raise StagingError("the target did not read the layer in time")
+                    raise StagingError("the target server did not read the layer in time")
 
     def read(self, layer: StagedLayer, size: int, connection: socket.socket) -> bytearray:
         """Return a copy of the `size` bytes of a layer, read with NIXL from the server at the other end of `connection`.
@@ -113,7 +113,9 @@ class Staging:
             while state == "PROC" and time.monotonic() < deadline and not _is_readable(connection):
                 state = self._agent.check_xfer_state(transfer)
             if state != "DONE":
-                raise StagingError(f"a READ did not complete ({state}), so this server uses TCP from now on")
+                raise StagingError(
+                    f"a NIXL read did not complete ({state}), so this server uses TCP from now on"
+                )
             self.unfinished = None
             self.reads += 1
             return bytearray(memoryview(self._memory)[:size])

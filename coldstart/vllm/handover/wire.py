@@ -187,7 +187,7 @@ def _fetch(
                 elif staging is None or not hmac.compare_digest(
                     _receive(connection, MAC), _mac(secret, session, header)
                 ):
-                    raise TransferError(f"the header of staged layer {layer.name} is invalid")
+                    raise TransferError(f"the source sent an invalid header for layer {layer.name}")
                 else:
                     data = staging.read(layer.staged, layer.size, connection)
                     connection.sendall(READ_DONE)

@@ -48,11 +48,11 @@ class IncompatibleVllmError(RuntimeError):
 def require_support(config: Any) -> None:
     """Raise IncompatibleVllmError if PolicyScheduler does not support the installed vLLM or its configuration."""
     if reason := compat.find_unsupported_reason("scheduler") or find_unsupported(config):
-        raise IncompatibleVllmError(f"{reason.removesuffix('.')}; serve with --scheduler fcfs")
+        raise IncompatibleVllmError(f"{reason}; serve with --scheduler fcfs")
 
 
 def find_unsupported(config: Any) -> str | None:
-    """Return a sentence that lists the unsupported settings in the configuration, or None if there are none."""
+    """Return a clause that lists the unsupported settings in the configuration, or None if there are none."""
     unsupported = []
     if config.scheduler_config.policy != "fcfs":
         unsupported.append(f"--scheduling-policy {config.scheduler_config.policy} (the queues are replaced)")
@@ -60,8 +60,8 @@ def find_unsupported(config: Any) -> str | None:
     if transfer is not None and transfer.kv_connector != CONNECTOR:
         unsupported.append(f"the KV connector {transfer.kv_connector} (only {CONNECTOR})")
     if not config.scheduler_config.enable_chunked_prefill:
-        unsupported.append("chunked prefill switched off")
-    return f"the scheduler does not support {'; '.join(unsupported)}." if unsupported else None
+        unsupported.append("--no-enable-chunked-prefill")
+    return f"the scheduler does not support {', '.join(unsupported)}" if unsupported else None
 
 
 class PolicyScheduler(AsyncScheduler):

@@ -29,7 +29,7 @@ def drop_unsupported_scheduler(args: Namespace, config: Any, plan: LaunchPlan) -
     if args.scheduler_cls != SCHEDULER_CLS:
         return _uses_own_offloading(args) and _settle_offloading(args, plan)
     if reason := _find_incompatibility(config):
-        _add_fallback(plan, f"{reason} vLLM's own scheduler runs instead.")
+        _add_fallback(plan, f"{reason}; vLLM's own scheduler runs instead")
         args.scheduler_cls, args.additional_config, args.kv_transfer_config = None, {}, None
         return True
     return _settle_offloading(args, plan)
@@ -43,7 +43,7 @@ def choose_engine_client(config: Any, plan: LaunchPlan) -> tuple[Any, list[Any]]
     if not any(enabled):
         return AsyncLLM, []
     if reason := compat.find_unsupported_reason("deadline", _import_deadlines):
-        _add_fallback(plan, f"{reason} Requests have no deadlines, and --shadow predicts nothing.")
+        _add_fallback(plan, f"{reason}; requests have no deadlines, and --shadow predicts nothing")
         return AsyncLLM, []
     from coldstart.vllm.scheduling.deadlines import DeadlineLLM, ShadowLogger
 
@@ -83,7 +83,7 @@ def _find_incompatibility(config: Any) -> str | None:
         reason = import_module(SCHEDULER_CLS.rpartition(".")[0]).find_unsupported(config)
         return str(reason) if reason else None
     except Exception as problem:  # noqa: BLE001 - the server must start after any error of an unknown vLLM
-        return f"cannot load the scheduler: {type(problem).__name__}: {problem}."
+        return f"cannot load the scheduler: {type(problem).__name__}: {problem}"
 
 
 def _settle_offloading(args: Namespace, plan: LaunchPlan) -> bool:
@@ -93,7 +93,7 @@ def _settle_offloading(args: Namespace, plan: LaunchPlan) -> bool:
         or (reason := compat.find_unsupported_reason("offload", _import_offload)) is None
     ):
         return False
-    _add_fallback(plan, f"{reason} Evicted KV is computed again.")
+    _add_fallback(plan, f"{reason}; evicted KV is computed again")
     args.kv_transfer_config = None
     if args.scheduler_cls is not None:
         settings = args.additional_config.get(KEY, {}) | {"strategy": "recompute"}

@@ -24,12 +24,12 @@ def choose_backend(args: Namespace) -> Fallback | None:
     reason = _find_reason(args)
     if reason is None:
         args.worker_extension_cls = EXTENSION
-    return None if reason is None else Fallback(STAGE, f"{reason.rstrip('.')}; {OWN}")
+    return None if reason is None else Fallback(STAGE, f"{reason}; {OWN}")
 
 
 def _find_reason(args: Namespace) -> str | None:
     if args.worker_extension_cls:
-        return f"--worker-extension-cls is {args.worker_extension_cls}"
+        return f"--worker-extension-cls is already set to {args.worker_extension_cls}"
     if getattr(args, "sleep_mode_offload_cudagraph", False):
         return "only vLLM's backend implements --sleep-mode-offload-cudagraph"
     backends: list[Any] = []
@@ -38,7 +38,7 @@ def _find_reason(args: Namespace) -> str | None:
     ):
         return reason
     if not backends[0].is_supported():
-        return "the CUDA driver bindings are missing (coldstart install gpu)"
+        return "the CUDA driver bindings are missing (run `coldstart install gpu`)"
     return None
 
 

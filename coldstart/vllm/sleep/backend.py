@@ -197,7 +197,7 @@ class SleepExtension:
         if worker.vllm_config.speculative_config is not None:
             return "vLLM cannot reload the weights of a draft model separately"
         if not isinstance(backend := worker.sleep_mode_backend, ColdstartBackend):
-            return f"vLLM chose the sleep backend {type(backend).__name__}"
+            return f"vLLM selected another sleep backend, {type(backend).__name__}"
         model = worker.model_runner.get_model()
         device: Device
         if current_platform.is_cpu():

@@ -27,7 +27,7 @@ def register() -> None:
 @functools.cache
 def _add() -> None:
     if reason := compat.find_unsupported_reason("weights", _register):
-        compat.record_fallback("weights", f"{reason} vLLM's own loader reads the weights.")
+        compat.record_fallback("weights", f"{reason}; vLLM's own loader reads the weights")
         _register_default()
 
 

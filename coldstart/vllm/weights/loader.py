@@ -101,14 +101,14 @@ class ColdLoader(DefaultModelLoader):
         if self.load_config.safetensors_load_strategy == "torchao":
             return "torchao rebuilds its tensors itself"
         own = next((name for name in _OWN_RULES if getattr(model, name, None)), None)
-        return f"the model sets {own}" if own else None
+        return f"the model class sets {own}, so vLLM must load the weights itself" if own else None
 
     def _load_with_vllm(
         self, model_config: ModelConfig, model: torch.nn.Module, left: set[str] | None, reason: str
     ) -> Iterator[tuple[str, torch.Tensor]]:
         logger.warning("coldstart: vLLM's own loader reads the weights: %s", reason)
         self.report.way = "vllm"
-        self.report.add_fallback(f"vLLM's own loader: {reason}")
+        self.report.add_fallback(f"vLLM's own loader reads the weights: {reason}")
         for name, tensor in super().get_all_weights(model_config, model):
             if left is None or name in left:
                 yield name, tensor
@@ -125,7 +125,7 @@ class _RankTensors:
             self.plan = weights.build_plan_from_headers((self.paths or {}).values())
         every = checkpoint.list_tensors(self.plan)
         if strange := next((tensor.dtype for tensor in every if tensor.dtype not in DTYPES), None):
-            raise UnreadableWeightsError(f"the checkpoint has tensors of unknown type {strange}")
+            raise UnreadableWeightsError(f"the checkpoint has tensors of the unknown type {strange}")
         self.tensors = checkpoint.select_tensors(
             every, _rank_names([tensor.name for tensor in every], model_config)
         )

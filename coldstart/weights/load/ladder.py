@@ -102,7 +102,7 @@ def load_tensors(
             report.fetch = source.get_fetch_stats()
             return
         except SourceLostError as error:
-            reason = f"{way}, after {done} of {len(tensors)} tensors: {error}"
+            reason = f"{way} failed after {done} of {len(tensors)} tensors: {error}"
             report.add_fallback(reason)
         finally:
             source.close()

@@ -107,7 +107,7 @@ class Fetcher:
         try:
             self.layout = layout.build_layout(msgspec.json.decode(plan, type=dict[str, Any]))
         except (msgspec.MsgspecError, RecursionError) as error:
-            raise PrefetchRefusedError(f"the weights plan is malformed: {error}") from error
+            raise PrefetchRefusedError(f"cannot parse the weights plan: {error}") from error
         self.address, self.key, self.changed = address, compute_weights_key(address, plan), changed
         try:
             self.region = None if is_local(address) else SharedRegion(self.layout.total_bytes)
@@ -263,7 +263,7 @@ class Fetcher:
             # Each connection may end after one byte, which its own time limit does not detect.
             if (reads := reads + 1) > MAX_READS:
                 raise SourceTooSlowError(
-                    f"{file.name} arrives too slowly: {filled} bytes in {MAX_READS} requests"
+                    f"the source sends {file.name} too slowly: {filled} bytes in {MAX_READS} requests"
                 )
             try:
                 filled += source.read(file.name, file.size, start + filled, data[filled:], job.count)
@@ -302,7 +302,7 @@ class Fetcher:
         elif isinstance(error, WrongBytesError):
             self._wrong[error.number] += 1
             if self._wrong[error.number] < MAX_WRONG:
-                self.record_error(f"{error}; fetched again")
+                self.record_error(f"{error}; these bytes are fetched again")
             else:
                 self._fail(
                     [error.number], f"{error}, after {MAX_WRONG} fetches from {redact_address(self.address)}"

@@ -123,7 +123,7 @@ class HttpSource:
                 f"{redact_address(first)} does not serve byte ranges (it returned HTTP status 200 for a range request)"
             )
         unsent = not self._headers and not parse_origin(first).can_receive_secrets and status in (401, 403)
-        hint = f"; over plain HTTP no {PREFETCH_TOKEN} is sent" if unsent else ""
+        hint = f"; {PREFETCH_TOKEN} is not sent over plain HTTP" if unsent else ""
         raise SourceUnusableError(
             f"{redact_address(first)} returned HTTP status {status} {answer.reason}{hint}"
         )

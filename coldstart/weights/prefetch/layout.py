@@ -100,7 +100,7 @@ def build_layout(document: Mapping[str, Any]) -> RegionLayout:
     try:
         plan = checkpoint.parse(document)
     except checkpoint.InvalidWeightsPlanError as error:
-        raise PrefetchRefusedError(f"the weights plan is malformed: {error}") from error
+        raise PrefetchRefusedError(f"invalid weights plan: {error}") from error
     total, checks, files, tensors = 0, list[DigestedRange](), dict[str, RegionFile](), dict[str, range]()
     for file in plan.files:
         if file.chunks is None:
@@ -117,7 +117,7 @@ def build_layout(document: Mapping[str, Any]) -> RegionLayout:
         total += -(-file.size // ALIGN) * ALIGN
     if not 0 < total <= checkpoint.MAX_BYTES:
         raise PrefetchRefusedError(
-            f"the weights plan describes {total} bytes, expected between 1 and {checkpoint.MAX_BYTES}"
+            f"the weights plan describes {total} bytes, expected between 1 and {checkpoint.MAX_BYTES} bytes"
         )
     return RegionLayout(plan.chunk, files, tuple(checks), tensors, total)
 

@@ -237,7 +237,7 @@ def _write_span(fetcher: Fetcher, path: str, began: float) -> None:
     try:
         timeline.append_span(path, timeline.Span("fetch weights", began, timeline.now(), "prefetch", brief))
     except OSError as error:
-        fetcher.record_error(f"timeline events: {error}")
+        fetcher.record_error(f"cannot write the timeline events: {error}")
 
 
 def main(path: Path, descriptor: int) -> None:

@@ -80,9 +80,7 @@ def test_graphs_that_differ_between_two_processes_are_refused() -> None:
     del b.tables.graphs["decode:1"]
     tables = combine(a, b)
     assert sorted(tables.graphs) == ["decode:256", "decode:64"]
-    assert (
-        "differ" in tables.refused["decode:8"] and "only one of two processes" in tables.refused["decode:1"]
-    )
+    assert "differ" in tables.refused["decode:8"] and "only one of the" in tables.refused["decode:1"]
 
 
 def test_a_refusal_names_kernel_byte_addresses_and_memory() -> None:
@@ -95,7 +93,7 @@ def test_a_refusal_names_kernel_byte_addresses_and_memory() -> None:
     )
     graph.payload[at : at + 8] = np.frombuffer((kv.base + 64).to_bytes(8, "little"), np.uint8)
     assert combine(a, b).refused == {
-        "decode:8": "k_gather, parameter byte 8: a word points into live memory, but to different places in the two captures: "
+        "decode:8": "k_gather, parameter byte 8: the two captures contain pointers to different places in live memory: "
         f"{weight.base:#x} (param:embed+0) and {kv.base + 64:#x} (kv:0+64)"
     }
 

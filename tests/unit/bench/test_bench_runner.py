@@ -261,7 +261,7 @@ def test_a_template_that_does_not_come_up(
 ) -> None:
     monkeypatch.setenv("FAKE_STATUS", status)
     (template,) = launchers.create_launchers(SUBJECT, [run_order.TEMPLATE_ENGINE], tmp_path)
-    with pytest.raises(error, match=f"exited with status {status}"):
+    with pytest.raises(error, match=f"exited with code {status}"):
         template.prepare()
     template.close()
     assert len(calls()) == 1

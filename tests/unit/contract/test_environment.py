@@ -24,7 +24,7 @@ def test_read_returns_the_default_when_unset(variable: Variable[object]) -> None
 @pytest.mark.parametrize("text", ["none", "0", "-1", "inf", "nan", "1e999"])
 def test_a_number_out_of_bounds_is_named(text: str) -> None:
     with pytest.raises(
-        ValueError, match=f"invalid COLDSTART_PREFETCH_STREAMS: '{text}', expected a number of at least 1"
+        ValueError, match=f"'{text}' of COLDSTART_PREFETCH_STREAMS: expected a number of at least 1"
     ):
         environment.PREFETCH_STREAMS.read({"COLDSTART_PREFETCH_STREAMS": text})
 

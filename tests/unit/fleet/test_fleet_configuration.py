@@ -103,5 +103,5 @@ def test_load_reports_a_missing_file(tmp_path: Path) -> None:
 
 
 def test_settings_of_a_caller_have_the_ranges_of_the_file() -> None:
-    with pytest.raises(UsageError, match=r"window_s must be at least 0, got -1\.0"):
+    with pytest.raises(UsageError, match=r"window_s must be at least 0, found -1\.0"):
         FleetSettings(window_s=-1.0)

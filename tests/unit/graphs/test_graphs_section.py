@@ -217,7 +217,7 @@ def test_graph_that_fails_proof_is_dropped_and_the_proof_is_of_the_rest(here: He
 
 
 @pytest.mark.parametrize(
-    ("written", "reason"), [(None, "captured none, or did not load the plug-in"), ("several ranks", None)]
+    ("written", "reason"), [(None, "the engine recorded no graphs"), ("several ranks", None)]
 )
 def test_engine_without_output_is_reported(tmp_path: Path, written: str | None, reason: str | None) -> None:
     def launch(name: str, task: EngineTask) -> None:
@@ -276,5 +276,5 @@ def test_graphs_over_moving_memory_are_refused_alone(here: Here, tmp_path: Path,
 
 @pytest.mark.parametrize("steps", [0, 1])
 def test_engine_without_observed_steps_proves_no_graph(here: Here, tmp_path: Path, steps: int) -> None:
-    with pytest.raises(GraphRefusedError, match=f"{steps} steps after its capture, but 2 are needed"):
+    with pytest.raises(GraphRefusedError, match=f"{steps} steps after the capture, but at least 2"):
         offline.run_offline_phase(tmp_path, Rounds(here, steps=steps))

@@ -88,7 +88,7 @@ def test_a_model_on_two_devices_evicts_what_each_device_needs() -> None:
 def test_pinned_models_reduce_what_their_device_has_for_others() -> None:
     host = Driver(_on("a", 6, 0, pinned=True), _on("b", 6, 0), _on("c", 6, 1), memory=100, device_memory=10)
     assert _brief(host(1.0, RequestArrived("r", "b"))) == [(507, "r"), _start("a")]
-    with pytest.raises(UsageError, match="pinned models need 12 bytes, but device 0 has only 10 bytes"):
+    with pytest.raises(UsageError, match="pinned models need"):
         Driver(_on("a", 6, 0, pinned=True), _on("b", 6, 0, pinned=True), memory=100, device_memory=10)
 
 

@@ -44,19 +44,19 @@ def test_example_of_the_documentation_is_read(tmp_path: Path) -> None:
         ('memory = "1GiB"\npolicy = "arc"\n' + MODEL, "policy: unknown eviction policy 'arc'"),
         (
             'memory = "1GiB"\nwhen_full = "wait"\n' + MODEL,
-            "when_full: --when-full must be one of queue, refuse, got 'wait'",
+            "when_full: --when-full must be one of queue, refuse, found 'wait'",
         ),
-        ("memory = 0\n" + MODEL, "memory: --memory must be at least 1, got 0"),
-        ('memory = "1GiB"\nloaders = 0\n' + MODEL, "loaders: loaders must be at least 1, got 0"),
+        ("memory = 0\n" + MODEL, "memory: --memory must be at least 1, found 0"),
+        ('memory = "1GiB"\nloaders = 0\n' + MODEL, "loaders: loaders must be at least 1, found 0"),
         (
             'memory = "1GiB"\nhang_timeout_s = 0.5\n' + MODEL,
-            "hang_timeout_s: --hang-timeout must be at least 1, got 0.5",
+            "hang_timeout_s: --hang-timeout must be at least 1, found 0.5",
         ),
         ('memory = "1GiB"\nready_timeout_s = -1\n' + MODEL, "ready_timeout_s: invalid duration -1"),
         ('memory = "1GiB"\nhang_timeout_s = inf\n' + MODEL, "hang_timeout_s: invalid duration inf"),
         (
             'memory = "1GiB"\nmax_residents = 0\n' + MODEL,
-            "max_residents: --max-residents must be at least 1, got 0",
+            "max_residents: --max-residents must be at least 1, found 0",
         ),
         (
             'memory = "1GiB"\n' + MODEL + 'tiers = [{name = "x", memory = "2GiB", penalty_s = 1}]\n',
@@ -149,7 +149,7 @@ def test_every_name_leads_to_its_model_under_the_name_its_server_knows() -> None
     ("given", "complaint"),
     [
         ({"mode": "quickly"}, "unknown mode 'quickly'"),
-        ({"on_miss": "materialize"}, "unknown on_miss 'materialize'"),
+        ({"on_miss": "materialize"}, "invalid on_miss 'materialize'"),
         ({"args": ["--port", "1"]}, "args must not contain --port, which the host sets"),
         ({"args": [5]}, r"args\[0\]: expected `str`, got `int`"),
         ({"pinned": "yes"}, "pinned: expected `bool`, got `str`"),

@@ -120,7 +120,7 @@ def test_too_small_kv_cache(publish: Publish, model: ResolvedModel, monkeypatch:
     bundle = publish(kv=KV, modelinfo={})
     monkeypatch.setattr(prepare, "read_available_memory", lambda: prepare.HEADROOM + 4095)
     plan = prepare_plan(bundle, model)
-    assert "needs 4096 bytes" in reasons(plan)["kv"] and "--kv-cache-memory-bytes" not in plan.vllm_args
+    assert "with headroom" in reasons(plan)["kv"] and "--kv-cache-memory-bytes" not in plan.vllm_args
     monkeypatch.setattr(prepare, "read_available_memory", lambda: prepare.HEADROOM + 4096)
     assert prepare_plan(bundle, model).vllm_args[-2:] == ("--kv-cache-memory-bytes", "4096")
 

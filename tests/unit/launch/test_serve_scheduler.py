@@ -93,7 +93,7 @@ def lacking(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     monkeypatch.setattr(
         compat,
         "find_unsupported_reason",
-        lambda feature, load=None: "It lacks a point." if feature in held else None,
+        lambda feature, load=None: "it lacks a point" if feature in held else None,
     )
     return held
 
@@ -116,7 +116,7 @@ def test_incompatible_vllm_runs_its_scheduler_with_a_reason(lacking: set[str]) -
     plan, args = LaunchPlan([]), ours()
     assert settle.drop_unsupported_scheduler(args, None, plan)
     assert (args.scheduler_cls, args.additional_config, args.kv_transfer_config) == (None, {}, None)
-    assert plan.fallbacks == [Fallback("scheduler", "It lacks a point. vLLM's own scheduler runs instead.")]
+    assert plan.fallbacks == [Fallback("scheduler", "it lacks a point; vLLM's own scheduler runs instead")]
 
 
 def test_vllm_scheduler_runs_when_ours_is_missing(lacking: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ def test_evicted_ones_are_recomputed_without_host(lacking: set[str], monkeypatch
     assert settle.drop_unsupported_scheduler(args, None, plan)
     assert args.scheduler_cls == SCHEDULER_CLS and args.kv_transfer_config is None
     assert args.additional_config == {KEY: {"policy": "skip-join-mlfq", "strategy": "recompute"}, "a": 1}
-    assert plan.fallbacks == [Fallback("scheduler", "It lacks a point. Evicted KV is computed again.")]
+    assert plan.fallbacks == [Fallback("scheduler", "it lacks a point; evicted KV is computed again")]
     assert not settle.drop_unsupported_scheduler(args, None, plan)
 
 

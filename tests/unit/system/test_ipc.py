@@ -96,7 +96,7 @@ def test_too_many_descriptors_are_refused(pair: Pair) -> None:
     client, server = pair
     for _ in range(2):
         socket.send_fds(client.socket, [b" "], [0] * 5)
-    with pytest.raises(MalformedMessageError, match="too many descriptors"):
+    with pytest.raises(MalformedMessageError, match="too many file descriptors"):
         server.receive_request()
 
 

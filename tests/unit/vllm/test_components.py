@@ -23,7 +23,7 @@ from coldstart.vllm import compat, counting, stock
 from coldstart.vllm.engine import components, offline, server
 from coldstart.vllm.handover import CONNECTOR, handover_arguments
 
-REASON = "It lacks an integration point."
+REASON = "it lacks an integration point"
 
 
 @pytest.fixture
@@ -100,8 +100,8 @@ def test_stock_server_is_reported_ready_when_it_answers(monkeypatch: pytest.Monk
     assert stock.run(plan, REASON) == 3
     report = json.loads(line[0])
     assert report["fallbacks"] == [
-        {"section": "a", "reason": "b"}, {"section": "start", "reason": f"{REASON} vLLM's own server runs."},
-        {"section": "handover", "reason": "vLLM's own server does not move requests with their KV."},
+        {"section": "a", "reason": "b"}, {"section": "start", "reason": f"{REASON}; vLLM's own server runs"},
+        {"section": "handover", "reason": "vLLM's own server does not move requests with their KV"},
     ]  # fmt: skip
     assert report["fast_path"] == {"start": False} and report["tokens"] == [] and Health.asked > 2
     assert os.read(reader, 1) == b""  # one line only
@@ -251,7 +251,7 @@ def test_a_template_without_our_worker_still_serves(
     monkeypatch.setattr(os, "environ", dict(os.environ))
     assert template.build_template(LaunchPlan([]), "runtime") == []
     assert template.build_template(LaunchPlan([]), "engine") == [
-        Fallback("template", f"{REASON} Each server builds its own worker.")
+        Fallback("template", f"{REASON}; each server builds its own worker")
     ]
 
 
@@ -263,7 +263,7 @@ def test_requests_move_without_their_kv_where_the_connector_cannot_be_loaded(lac
     lacking.add("handover")
     args, fallbacks = server.parse_args(words)
     assert args.kv_transfer_config is None
-    assert [str(one.reason) for one in fallbacks] == [f"{REASON} Requests are moved without their KV."]
+    assert [str(one.reason) for one in fallbacks] == [f"{REASON}; requests are moved without their KV"]
 
 
 @pytest.mark.parametrize("rejects", [True, False])

@@ -211,7 +211,7 @@ def test_a_manifest_that_vllm_writes_is_read(tmp_path: Path) -> None:
     ("words", "on_cpu", "reason"),
     [
         ([], True, "vllm preload needs a GPU"),
-        (["--load-format", "auto"], False, "sets --load-format itself, but it is auto"),
+        (["--load-format", "auto"], False, "sets --load-format itself"),
         (["--enable-sleep-mode"], False, "does not support --enable-sleep-mode"),
         (["--enable-eplb"], False, "enable-eplb"),
         (["--tensor-parallel-size", "4"], False, None),

@@ -188,7 +188,7 @@ def test_a_stream_that_has_all_its_tokens_needs_no_server() -> None:
         ("/v1/responses", {}, [], "/v1/responses"),
         (CHAT, {}, [], ""),
         (CHAT, {"tools": [{"type": "function"}]}, [], "tools"),
-        (CHAT, {}, ["--reasoning-parser", "x"], "a parser of the server"),
+        (CHAT, {}, ["--reasoning-parser", "x"], "a reasoning or tool-call parser of the server"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, [], "messages"),
     ],
 )

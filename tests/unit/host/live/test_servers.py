@@ -58,7 +58,7 @@ async def test_a_server_that_came_up_and_ended(tmp_path: Path) -> None:
     assert (ready.mode, ready.pid) == ("fresh", 7)
     leased.server.stop()
     assert leased.there.receive() == [{"signal": 15}]
-    assert await leased.end({"exit": 143}) == "the server ended with exit code 143"
+    assert await leased.end({"exit": 143}) == "the server exited with code 143"
     assert list(tmp_path.iterdir()) == []
     leased.server.stop()
 
@@ -71,7 +71,7 @@ async def test_a_server_that_came_up_and_ended(tmp_path: Path) -> None:
             [{"failed": {"message": "vLLM rejects its arguments"}, "final": True}],
             "vLLM rejects its arguments",
         ),
-        ([{"exit": 1}], "the server ended with exit code 1: ValueError: too little memory"),
+        ([{"exit": 1}], "the server exited with code 1: ValueError: too little memory"),
         ([], "the server's supervisor was killed: ValueError: too little memory"),
     ],
 )
