@@ -201,21 +201,21 @@ def models(costs: Costs, scale: float = 1.0) -> list[FleetModel]:
 
 
 @cache
-def draw_invocations(cv: float, seed: int, skew: float = SKEW) -> tuple[Any, Any]:
+def draw_invocations(cv: float, seed: int) -> tuple[Any, Any]:
     """Return the times of all invocations of one CV, and the number of the model of each; any rate is a sample of them."""
     random, count = np.random.default_rng(seed), len(models(Costs()))
     # The law's own quantiles, dealt at random: a heavy tail drawn would be another load each time.
     quantiles = [NormalDist().inv_cdf((n + 0.5) / count) for n in range(count)]
-    weights = random.permutation(np.exp(skew * np.array(quantiles)))
+    weights = random.permutation(np.exp(SKEW * np.array(quantiles)))
     counts = np.maximum(1, np.round(INVOCATIONS * weights / weights.sum())).astype(int)
     gaps = [random.gamma(1 / cv**2, 1.0, invoked + 1) for invoked in counts]
     times = [np.cumsum(one)[:-1] / one.sum() * HOUR_S for one in gaps]
     return np.concatenate(times), np.repeat(np.arange(count), counts)
 
 
-def draw_requests(rate: float, cv: float, seed: int, skew: float = SKEW) -> list[SimulatedRequest]:
+def draw_requests(rate: float, cv: float, seed: int) -> list[SimulatedRequest]:
     """Return a sample of the invocations, with lengths."""
-    times, who = draw_invocations(cv, seed, skew)
+    times, who = draw_invocations(cv, seed)
     random, names = np.random.default_rng(round(1000 * rate)), [model.name for model in models(Costs())]
     chosen = random.choice(len(times), round(rate * HOUR_S), replace=False)
     chosen = chosen[np.argsort(times[chosen], kind="stable")]
@@ -262,13 +262,7 @@ def figure10() -> Found:
     for name in (VLLM, PAPER, OWN):
         shown = f"{mean(name, 8, 0.8, tpot=True):.1f} %"
         rows.append((f"TPOT attainment, CV 8, 0.8 requests/s, {name}", "above 90 %", shown))
-    skews = {}
-    for skew in (1.5, 2.0, 2.4, 2.8, 3.2, 3.5):
-        requests = draw_requests(0.7, 4, 0, skew)
-        skews[str(skew)] = {
-            name: round(100 * attained(name, requests).mean(), 1) for name in (VLLM, PAPER, OWN)
-        }
-    return rows, {"seeds": len(SEEDS), "attainment by skew of popularity, CV 4, 0.7 requests/s": skews}
+    return rows, {"seeds": len(SEEDS)}
 
 
 def figure11() -> Found:

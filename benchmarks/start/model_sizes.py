@@ -23,7 +23,7 @@ from benchmarks.start.cold_start import VLLM_ARGS
 from coldstart.bench import run_order
 from coldstart.models import inspection
 from coldstart.system.paths import Cache
-from coldstart.system.snapshot import runtime_image
+from coldstart.system.snapshot.runtime_image import choose_engine_image_directory, measure_size
 from coldstart.validate.launchers import find_coldstart_command
 
 RESULT = "model-sizes-cpu"
@@ -80,18 +80,13 @@ def measure_disk(model: Path, cache: Cache) -> dict[str, int]:
     base = sum(section.size for section in bundle.manifest.sections)
     if bundle.has_section("compile"):
         digest = bundle.find_readable_section("compile").digest
-        base += measure_tree(cache.unpacked / digest.removeprefix("sha256:"))
-    engine = runtime_image.choose_engine_image_directory(cache.runtimes, bundle.digest)
+        base += measure_size(cache.unpacked / digest.removeprefix("sha256:"))
+    engine = choose_engine_image_directory(cache.runtimes, bundle.digest)
     more = {
-        run_order.RUNTIME_SNAPSHOT: measure_tree(cache.runtimes),
-        run_order.SNAPSHOT: measure_tree(engine),
+        run_order.RUNTIME_SNAPSHOT: measure_size(cache.runtimes),
+        run_order.SNAPSHOT: measure_size(engine),
     }
     return {mode: base + more.get(mode, 0) for mode in MODES if mode != run_order.VLLM_WARM}
-
-
-def measure_tree(place: Path) -> int:
-    """Return the disk bytes of all files below `place`, without the holes of sparse files."""
-    return sum(file.lstat().st_blocks * 512 for file in place.rglob("*") if not file.is_dir())
 
 
 if __name__ == "__main__":

@@ -53,6 +53,7 @@ class _Answer(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         type(self).count += 1
         said = {"pid": os.getpid(), "model": body["model"], "count": self.count, "prompt": body.get("prompt")}
+        said["url"], said["key"] = f"http://{self.headers['Host']}", os.environ["VLLM_API_KEY"]
         if not body.get("stream"):
             time.sleep(body.get("pause_s", 0))
             self._whole(json.dumps(said).encode(), "application/json")
