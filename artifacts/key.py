@@ -21,7 +21,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*(\.[A-Za-z0-9_\-]+)+")
 _PATH = re.compile(r"(/|~|\.\.?/|[A-Za-z]:[\\/])")
 
 
-class Mismatch(NamedTuple):
+class FieldMismatch(NamedTuple):
     """Field whose value in the wanted key differs from its value in the found key. A missing field has the value None."""
 
     field: str
@@ -63,14 +63,14 @@ class Key:
         return Key, (dict(self.fields),)
 
 
-def compare_keys(wanted: Key, found: Key) -> list[Mismatch]:
+def compare_keys(wanted: Key, found: Key) -> list[FieldMismatch]:
     """Return the fields with different values, sorted by name. The list is empty if and only if the keys are equal."""
     names = sorted({*wanted.fields, *found.fields})
-    pairs = [Mismatch(name, wanted.fields.get(name), found.fields.get(name)) for name in names]
+    pairs = [FieldMismatch(name, wanted.fields.get(name), found.fields.get(name)) for name in names]
     return [pair for pair in pairs if not _is_equal(wanted, found, pair)]
 
 
-def _is_equal(wanted: Key, found: Key, pair: Mismatch) -> bool:
+def _is_equal(wanted: Key, found: Key, pair: FieldMismatch) -> bool:
     both = (pair.field in wanted.fields) == (pair.field in found.fields)
     return both and type(pair.wanted) is type(pair.found) and pair.wanted == pair.found
 

@@ -31,7 +31,7 @@ class Limits:
     tree_members: int = 200_000
     tree_ratio: int = 1000
     ratio_floor_bytes: int = 16 * MiB
-    tree_name_bytes: int = 8 * MiB
+    tree_names_bytes: int = 8 * MiB
     path_characters: int = 4096
     path_depth: int = 64
     pax_header_bytes: int = 16 * KiB

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 from coldstart.artifacts import files, oci
 from coldstart.artifacts.bundle import Bundle, TrustCheck, sort_best_first
 from coldstart.artifacts.errors import NO_BUNDLE, AmbiguousReferenceError, BundleError, InvalidReferenceError
-from coldstart.artifacts.key import Key, Mismatch, compare_keys
+from coldstart.artifacts.key import FieldMismatch, Key, compare_keys
 from coldstart.artifacts.oci_layout import OciLayout, is_bundle
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from coldstart.artifacts.prune import PruneReport
     from coldstart.artifacts.writer import BundleDraft
 Bundles = list[Bundle]
-Mismatches = list[Mismatch]
+Mismatches = list[FieldMismatch]
 _HEX = re.compile(r"(?:sha256:)?([0-9a-f]{12,64})")
 _PREFIX = re.compile(r"sha256:[0-9a-f]{12,64}")
 _VERSIONED = re.compile(r"(?P<name>[^@]+?):v(?P<version>[1-9]\d{0,8})")

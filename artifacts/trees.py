@@ -230,8 +230,8 @@ def _iterate_members(stream: _BoundedReader) -> Iterator[TarInfo]:
             length += len(info.name) + info.offset_data - info.offset - tarfile.BLOCKSIZE
             if len(is_directory) > LIMITS.tree_members + 1:
                 raise ArchiveBombError(f"the section has more than {LIMITS.tree_members} entries")
-            if length > LIMITS.tree_name_bytes:
-                raise ArchiveBombError(f"file names in the section exceed {LIMITS.tree_name_bytes} bytes")
+            if length > LIMITS.tree_names_bytes:
+                raise ArchiveBombError(f"file names in the section exceed {LIMITS.tree_names_bytes} bytes")
             yield info
     except BundleError:
         raise

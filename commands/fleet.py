@@ -115,11 +115,11 @@ def join(
             "--memory is required: it sets the memory for models on each GPU", hint="use --memory 60GiB"
         )
     spec = _create_server_spec(server)
-    local = local_state.load() if address else local_state.require()
+    local = local_state.read_fleet() if address else local_state.require_fleet()
     env = {str(environment.CACHE_DIR): str(common.cache.root)}
     if local is not None and local.token and local.ray == (address or local.ray):
         env["RAY_AUTH_TOKEN"] = local.token
-    command = ray_process.build_node_command(spec, f"--address={address or local_state.require().ray}")
+    command = ray_process.build_node_command(spec, f"--address={address or local_state.require_fleet().ray}")
     ray_process.run_joined_node(command, env, Log(quiet=common.out.quiet))
 
 
@@ -220,7 +220,7 @@ def _connect(common: Common, url: str | None, key: str | None) -> "ServerClient"
     from coldstart.fleet.live import local_state
 
     if url is None or key is None:
-        local = local_state.require() if url is None else local_state.load()
+        local = local_state.require_fleet() if url is None else local_state.read_fleet()
         if local is not None and url in (None, local.url):
             url, key = local.url, key or local.admin_key
     headers = {HEADER: key} if key else {}

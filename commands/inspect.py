@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from coldstart.artifacts.bundle import Bundle, accept_any
-from coldstart.artifacts.key import Key, Mismatch, compare_keys
+from coldstart.artifacts.key import FieldMismatch, Key, compare_keys
 from coldstart.artifacts.manifest import SECTION_TYPES
 from coldstart.commands._completion import complete_model
 from coldstart.commands._options import Common, Revision
@@ -176,7 +176,7 @@ def _show_difference(common: Common, left: Bundle, right: Bundle) -> None:
         for bundle in (left, right)
     )
     names = sorted({*left_digests, *right_digests})
-    pairs = (Mismatch(name, left_digests.get(name), right_digests.get(name)) for name in names)
+    pairs = (FieldMismatch(name, left_digests.get(name), right_digests.get(name)) for name in names)
     sections = [pair for pair in pairs if pair.wanted != pair.found]
     data: dict[str, object] = {
         "left": left.ref,
@@ -189,7 +189,7 @@ def _show_difference(common: Common, left: Bundle, right: Bundle) -> None:
     common.out.print_result(data, _render_mismatches(both, left.ref, right.ref) if both else "no difference")
 
 
-def _render_mismatches(mismatches: Sequence[Mismatch], left: str, right: str) -> str:
+def _render_mismatches(mismatches: Sequence[FieldMismatch], left: str, right: str) -> str:
     rows = [(m.field, _format_value(m.wanted), _format_value(m.found)) for m in mismatches]
     return format_table(("field", left, right), rows)
 

@@ -52,7 +52,6 @@ class Bench:
     settings: RunSettings
     work: Path
     progress: Progress
-    measure_floor: bool = True
     on_run: Callable[[BenchRuns], None] = lambda _: None
     _runs_started: int = 0
     _runs_planned: int = 0
@@ -95,7 +94,7 @@ class Bench:
 
     def _run_round(self, index: int, order: Sequence[str], measured: BenchRuns) -> None:
         by_mode = {launcher.mode: launcher for launcher in self.launchers}
-        if self.measure_floor and measured.floor_error is None:
+        if measured.floor_error is None:
             self._measure_imports(measured)
         for mode in order:
             if mode in measured.unavailable:

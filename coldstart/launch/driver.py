@@ -19,7 +19,7 @@ from coldstart.system.timeline import Timeline
 def run_server(
     request: ServeRequest,
     plan: LaunchPlan,
-    announce: Callable[[Server, Timeline], None],
+    on_ready: Callable[[Server, Timeline], None],
     save_to: Path | None = None,
 ) -> int:
     """Start the server, announce it when it is ready, and supervise it until it exits.
@@ -27,7 +27,7 @@ def run_server(
     Args:
         request: Options of the start.
         plan: Launch plan of the request.
-        announce: Called with the ready server and the timeline of its start. If it raises, the server is stopped.
+        on_ready: Called with the ready server and the timeline of its start. If it raises, the server is stopped.
         save_to: File to which the timeline is written as Chrome trace-event JSON, when the server is ready and when it exits.
 
     Returns:
@@ -40,7 +40,7 @@ def run_server(
         server = ladder.start_server(request, plan)
         with stop_on_error(server.running.process):
             recorded.save_start()
-            announce(server, recorded.timeline)
+            on_ready(server, recorded.timeline)
             return supervise(server.running.process)
 
 

@@ -171,7 +171,7 @@ def _untie_head(config: Mapping[str, Any], names: Sequence[str], given: Argument
 
 
 @contextmanager
-def start_early(plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[ExitStack]:
+def start_early_fetch(plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[ExitStack]:
     """Fetch the weights, or read local ones into the page cache, while the block starts a server that loads them.
 
     The fetch stops at the end of the block. If the server loads its weights later, the caller takes the fetch over from the
@@ -185,7 +185,7 @@ def start_early(plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[ExitSta
         with suppress(PrefetchError):  # the loader repeats the fetch and logs the error
             known = asked.read()
             names = _list_node_tensors(known, config, given)
-            early.callback(client.start_early(asked.source, known, names, pace=asked.pace).close)
+            early.callback(client.start_early_fetch(asked.source, known, names, pace=asked.pace).close)
     elif is_ours:
         reading = _page_in(Path(str(given.get_value("model", ""))), config, given)
     try:

@@ -83,7 +83,7 @@ def _attempt(mode: StartMode, one: ServerStart, unused: UnusedModes) -> Server |
             listed += [_create_fallback(mode, one, why)]
             return None
         plan, config = one.plan, one.request.lookup.model.config
-        with fetch.start_early(plan, config) if mode.loads_weights else ExitStack() as early:
+        with fetch.start_early_fetch(plan, config) if mode.loads_weights else ExitStack() as early:
             running = mode.launch(one)
             # A later node of a pipeline reports readiness before it loads its weights.
             early_fetch = early.pop_all() if plan.vllm_args.contains_flag("headless") else None

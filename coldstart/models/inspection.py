@@ -12,7 +12,7 @@ import msgspec
 from coldstart.artifacts import oci
 from coldstart.artifacts.bundle import Bundle, TrustCheck
 from coldstart.artifacts.errors import BundleError
-from coldstart.artifacts.key import Key, Mismatch
+from coldstart.artifacts.key import FieldMismatch, Key
 from coldstart.artifacts.store import BundleNotFoundError, Store
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import CommandFailedError, NoBundleError
@@ -46,7 +46,7 @@ class BundleLookup:
     key: Key
     bundle: Bundle | None = None
     nearest: Bundle | None = None
-    mismatches: tuple[Mismatch, ...] = ()
+    mismatches: tuple[FieldMismatch, ...] = ()
     offline: bool = False
     accepts: TrustCheck | None = None
     untrusted: Bundle | None = None
@@ -209,7 +209,7 @@ def build_miss_error(lookup: BundleLookup, use: Callable[[Arguments], str] | Non
     return NoBundleError([f"{summary}; {detail}", *differences], hint=create)
 
 
-def _difference(one: Mismatch) -> str:
+def _difference(one: FieldMismatch) -> str:
     if not one.field.startswith(keys.ENGINE):
         return f"{one.field}: {one.found} in the bundle, {one.wanted} here"
     option = one.field.removeprefix(keys.ENGINE).replace("_", "-")
@@ -217,7 +217,7 @@ def _difference(one: Mismatch) -> str:
     return f"--{option}: {found} in the bundle, {wanted} requested"
 
 
-def differ_only_in_arguments(mismatches: Iterable[Mismatch]) -> bool:
+def differ_only_in_arguments(mismatches: Iterable[FieldMismatch]) -> bool:
     """Return whether all mismatches are in vLLM's arguments."""
     return all(one.field.startswith(keys.ENGINE) for one in mismatches)
 

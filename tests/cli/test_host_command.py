@@ -152,7 +152,7 @@ def test_first_lines_name_the_address_and_the_page(
     file = tmp_path / "host.toml"
     file.write_text(HOST_FILE)
     url = "http://127.0.0.1:1"
-    monkeypatch.setattr(ModelHost, "run", lambda host: host.announce(url, host.file) or 0)
+    monkeypatch.setattr(ModelHost, "run", lambda host: host.on_listening(url, host.file) or 0)
     cli.load("host").main(["--host-file", str(file)], standalone_mode=False)
     said = capsys.readouterr()
     first, second = said.out.splitlines()

@@ -126,7 +126,7 @@ def _fetch(message: Mapping[str, Any], words: list[str]) -> None:
     plan = LaunchPlan(Arguments([*words, "--load-format", LOAD_FORMAT]), weights_from=asked)
     names = fetch._list_node_tensors(asked.read(), config, plan.vllm_args)
     with (
-        fetch.start_early(plan, config),
+        fetch.start_early_fetch(plan, config),
         client.attach(asked.source, asked.read(), names=names, pace=pace) as attached,
     ):
         attached.wait_for_tensors(names)

@@ -27,19 +27,19 @@ def _path() -> Path:
     return paths.runtime_dir() / "fleet.json"
 
 
-def save(fleet: LocalFleet) -> None:
+def write_fleet(fleet: LocalFleet) -> None:
     """Save the address and admin key of a fleet, replacing a fleet that was saved before."""
     files.write_atomic(_path(), json.dumps(asdict(fleet)).encode(), mode=0o600)
 
 
-def clear() -> None:
+def remove_fleet() -> None:
     """Remove the saved fleet if this process saved it."""
-    known = load()
+    known = read_fleet()
     if known is not None and known.pid == os.getpid():
         _path().unlink(missing_ok=True)
 
 
-def load() -> LocalFleet | None:
+def read_fleet() -> LocalFleet | None:
     """Return the saved fleet, or None if there is none."""
     try:
         return LocalFleet(**canonical.read_json(_path()))
@@ -47,9 +47,9 @@ def load() -> LocalFleet | None:
         return None
 
 
-def require() -> LocalFleet:
+def require_fleet() -> LocalFleet:
     """Return the saved fleet. Raises CommandFailedError if no fleet is saved."""
-    found = load()
+    found = read_fleet()
     if found is None:
         raise CommandFailedError(
             "no fleet of this user is running on this machine", hint="run `coldstart fleet up --memory 60GiB`"

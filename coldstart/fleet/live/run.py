@@ -39,7 +39,7 @@ POLL_S, RAY_GRACE_S = 0.5, 50.0
 
 @dataclass(eq=False)
 class FleetUp:
-    """One run of `fleet up`. `announce` is called with the address and keys of the fleet once the gateway listens.
+    """One run of `fleet up`. `on_listening` is called with the address and keys of the fleet once the gateway listens.
 
     `address` is the address of Ray. If it is None, Ray is started on this machine, with labels that describe `server`.
     `state` is the path of the state file. In tests, `server_factory` replaces the factory of model servers and is
@@ -49,7 +49,7 @@ class FleetUp:
     cache: Cache
     settings: FleetSettings
     log: Log
-    announce: Callable[[LocalFleet], None]
+    on_listening: Callable[[LocalFleet], None]
     state: Path | None = None
     server: ServerSpec | None = None
     address: str | None = None
@@ -108,13 +108,13 @@ class FleetUp:
         await membership.recover()
         watched = asyncio.create_task(self._watch_ray(asyncio.create_task(membership.watch())))
         fleet = LocalFleet(self.control.facts.url, self.key, os.getpid(), address, token)
-        local_state.save(fleet)
-        self.announce(fleet)
+        local_state.write_fleet(fleet)
+        self.on_listening(fleet)
         self.log.write("listening", url=fleet.url, ray=address)
         try:
             await self.http.serve(sockets=[sock])
         finally:
-            local_state.clear()
+            local_state.remove_fleet()
             watched.cancel()
             self.control.close()
             if self.ray is not None and not self.ray.node.has_ended():

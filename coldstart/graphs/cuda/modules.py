@@ -87,7 +87,7 @@ class _Call(ctypes.Structure):
     _fields_ = (("site", ctypes.c_int), ("name", ctypes.c_char_p), ("parameters", ctypes.c_void_p))
 
 
-def candidates() -> Iterator[str]:
+def list_cupti_paths() -> Iterator[str]:
     """Yield the file names and paths under which libcupti can be found."""
     spec = importlib.util.find_spec("nvidia")
     for root in (spec.submodule_search_locations or []) if spec else []:
@@ -95,9 +95,9 @@ def candidates() -> Iterator[str]:
     yield from ("libcupti.so.13", "libcupti.so.12", "libcupti.so")
 
 
-def library() -> ctypes.CDLL:
+def load_cupti() -> ctypes.CDLL:
     """Load libcupti. Raises DriverError with the install command if it is not found."""
-    for name in candidates():
+    for name in list_cupti_paths():
         with suppress(OSError):
             return ctypes.CDLL(name)
     raise DriverError("cannot find libcupti; run `coldstart install gpu`")
@@ -110,7 +110,7 @@ class ModuleWatch:
     """
 
     def __init__(self, log: ModuleLog) -> None:
-        self._log, self._cupti = log, library()
+        self._log, self._cupti = log, load_cupti()
         self._loaded = defaultdict[int, list[str]](list)  # by thread, in its call of cuModuleLoad*
         self._subscriber = ctypes.c_void_p()
         self._callback = _CALLBACK(self._notice)  # the callback must outlive the subscription

@@ -43,7 +43,7 @@ from coldstart.system.proc.processes import has_terminal
 
 @dataclass(eq=False)
 class ModelHost:
-    """One run of a host. `read_file` reads the configuration again. `announce` is called with the URL once the host listens.
+    """One run of a host. `read_file` reads the configuration again. `on_listening` receives the URL once the host listens.
 
     `config_path` is the configuration file to watch.
     """
@@ -52,7 +52,7 @@ class ModelHost:
     read_file: Callable[[], HostFile]
     cache: Cache
     log: Log
-    announce: Callable[[str, HostFile], None]
+    on_listening: Callable[[str, HostFile], None]
     endpoint: GatewayEndpoint = field(default_factory=GatewayEndpoint)
     config_path: Path | None = None
     offline: bool = False
@@ -105,7 +105,7 @@ class ModelHost:
         self._stops_with_terminal = signal.getsignal(signal.SIGHUP) != signal.SIG_IGN and has_terminal()
         loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         self.driver.begin()
-        self.announce(facts.url, self.file)
+        self.on_listening(facts.url, self.file)
         self.log.write("listening", url=facts.url, models=list(self.file.catalogue.launches))
         try:
             await self.server.serve(sockets=[sock])

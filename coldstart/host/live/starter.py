@@ -193,7 +193,7 @@ def supervise(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
     )
     servers: list[Server] = []
 
-    def announce(server: Server, timeline: Timeline) -> None:
+    def report_ready(server: Server, timeline: Timeline) -> None:
         servers.append(server)
         told = {
             "phases": timeline.sum_phases(),
@@ -202,7 +202,7 @@ def supervise(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
         }
         channel.send({"ready": secrets.redact_document(server.document() | told)})
 
-    code = driver.run_server(request, _plan(request), announce)
+    code = driver.run_server(request, _plan(request), report_ready)
     return _send(channel, {"code": servers[0].running.process.wait()}, code)
 
 

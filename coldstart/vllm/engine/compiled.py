@@ -238,14 +238,14 @@ class AotArtifacts:
 
         @functools.wraps(original)
         def load(model: Any, aot_compilation_path: str) -> Any:
-            laid = self.copy_artifact(Path(aot_compilation_path))
+            laid = self.copy_from_bundle(Path(aot_compilation_path))
             compiled = original(model, aot_compilation_path)
             self._record_load(laid, compiled is not None, Path(aot_compilation_path))
             return compiled
 
         module._try_load_aot_compiled_fn = load
 
-    def copy_artifact(self, path: Path) -> bool:
+    def copy_from_bundle(self, path: Path) -> bool:
         """Copy this rank's artifact and Inductor's cache to `path` unless it exists. Return whether `path` then exists."""
         if path.exists():
             return True

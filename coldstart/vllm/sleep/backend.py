@@ -27,8 +27,8 @@ from coldstart.vllm.sleep import NAME, STAGE
 from coldstart.vllm.sleep.device import (
     WEIGHTS,
     CudaWeights,
-    Device,
     MemoryFileWeights,
+    WeightsDevice,
     free_tensor_pages,
 )
 from coldstart.vllm.sleep.memory import Arena, ArenaPool, ArenaSpaceError
@@ -41,7 +41,7 @@ class ColdstartBackend(CuMemBackend):
         super().__init__()
         self.fallbacks: list[Fallback] = []
         self._arenas = arenas
-        self._device: Device | None = None
+        self._device: WeightsDevice | None = None
         self._arena: Arena | None = None
         self._why, self._digests = "the weights were never copied", dict[str, str]()
         self._buffers: dict[str, torch.Tensor] = {}
@@ -61,7 +61,7 @@ class ColdstartBackend(CuMemBackend):
         self,
         model: Any,
         name: str,
-        device: Device,
+        device: WeightsDevice,
         reload: Callable[[], None],
         list_kv_caches: Callable[[], Iterable[torch.Tensor]] = tuple,
     ) -> None:
@@ -124,10 +124,10 @@ class ColdstartBackend(CuMemBackend):
         yield from self._model.named_parameters()
         yield from self._model.named_buffers()
 
-    def _measure(self, device: Device) -> dict[str, str]:
+    def _measure(self, device: WeightsDevice) -> dict[str, str]:
         return {name: device.digest(tensor) for name, tensor in self._tensors()}
 
-    def _keep(self, device: Device) -> None:
+    def _keep(self, device: WeightsDevice) -> None:
         """Copy the weights to the arena unless it already contains them."""
         found = self._measure(device)
         if self._arena is not None:
@@ -159,7 +159,7 @@ class ColdstartBackend(CuMemBackend):
             raise
         self._arena = arena
 
-    def _restore(self, device: Device) -> str | None:
+    def _restore(self, device: WeightsDevice) -> str | None:
         """Copy the weights from the arena. Return the reason if they differ from those before the sleep, else None."""
         if self._arena is None:
             return self._why
@@ -199,7 +199,7 @@ class SleepExtension:
         if not isinstance(backend := worker.sleep_mode_backend, ColdstartBackend):
             return f"vLLM selected another sleep backend, {type(backend).__name__}"
         model = worker.model_runner.get_model()
-        device: Device
+        device: WeightsDevice
         if current_platform.is_cpu():
             device = MemoryFileWeights()
             # Exclude buffers: the models of a process share those of rotary embeddings.

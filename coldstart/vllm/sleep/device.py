@@ -33,7 +33,7 @@ WEIGHTS = "weights"
 _CHUNK_WORDS = 1 << 20
 
 
-class Device(Protocol):
+class WeightsDevice(Protocol):
     """Memory regions that can be unmapped and mapped again at the same addresses."""
 
     def regions(self) -> list[Region]: ...

@@ -85,7 +85,7 @@ def attach(
         raise PrefetchLostError(f"{error}{_read_log(_place(source, plan, directory))}") from error
 
 
-def start_early(
+def start_early_fetch(
     source: str,
     plan: Mapping[str, Any],
     names: Collection[str] | None = None,

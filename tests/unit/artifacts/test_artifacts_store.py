@@ -19,7 +19,7 @@ from coldstart.artifacts.errors import (
     SectionUnsupportedError,
     UnsafeLinkError,
 )
-from coldstart.artifacts.key import Mismatch
+from coldstart.artifacts.key import FieldMismatch
 from coldstart.artifacts.manifest import SECTION_TYPES
 from coldstart.artifacts.oci_layout import list_signatures, read_small_blob
 from coldstart.artifacts.store import BundleNotFoundError, Store
@@ -48,7 +48,7 @@ def test_a_miss_names_the_nearest_bundle_and_the_fields(store: Store, tmp_path: 
     close = publish(store, tmp_path, key(dtype="float16", tp=1))
     with pytest.raises(BundleNotFoundError) as caught:
         store.find_by_key(key(dtype="bfloat16", tp=1))
-    assert caught.value.nearest == (close, [Mismatch("engine.dtype", "bfloat16", "float16")])
+    assert caught.value.nearest == (close, [FieldMismatch("engine.dtype", "bfloat16", "float16")])
     assert close.version == 2
 
 

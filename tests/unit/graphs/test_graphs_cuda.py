@@ -83,7 +83,7 @@ def test_a_function_is_known_by_the_module_that_it_was_loaded_from(monkeypatch: 
     """Inductor gives different kernels one name, and an autotuner loads all candidates."""
     log, cupti = ModuleLog(), Cupti()
     one, other = (cubin({"k": ("scale", LAYOUT)}, salt=salt) for salt in ("4 warps", "8 warps"))
-    monkeypatch.setattr(modules, "library", lambda: cupti)
+    monkeypatch.setattr(modules, "load_cupti", lambda: cupti)
     watch = ModuleWatch(log)
     cupti.load(19, 0x100, one)
     cupti.load(18, 0x200, other)

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.key import Mismatch
+from coldstart.artifacts.key import FieldMismatch
 from safetensors.numpy import save_file
 from tools.bundles import key
 
@@ -59,14 +59,14 @@ class Prefetcher:
         self.refuses, self.closed = refuses, 0
         self.asked: list[tuple[str, Any, list[str], dict[str, Any]]] = []
 
-    def start_early(self, source: str, plan: Any, names: list[str], **more: Any) -> Prefetcher:
+    def start_early_fetch(self, source: str, plan: Any, names: list[str], **more: Any) -> Prefetcher:
         if self.refuses:
             raise client.PrefetchRefusedError("no room")
         self.asked.append((source, plan, names, more))
         return self
 
     def attach(self, source: str, plan: Any, *, names: list[str], **more: Any) -> Prefetcher:
-        return self.start_early(source, plan, names, **more)
+        return self.start_early_fetch(source, plan, names, **more)
 
     def close(self) -> None:
         self.closed += 1
@@ -78,7 +78,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Prefetcher]:
 
     def install(refuses: bool = False) -> Prefetcher:
         made = Prefetcher(refuses)
-        monkeypatch.setattr(client, "start_early", made.start_early)
+        monkeypatch.setattr(client, "start_early_fetch", made.start_early_fetch)
         monkeypatch.setattr(client, "attach", made.attach)
         return made
 
@@ -139,12 +139,12 @@ def test_a_gpu_loads_with_instanttensor_where_vllm_can(
     )  # the fixture's file is not in the safetensors format
 
 
-def _missed(model: ResolvedModel, nearest: Bundle | None, *mismatches: Mismatch) -> BundleLookup:
+def _missed(model: ResolvedModel, nearest: Bundle | None, *mismatches: FieldMismatch) -> BundleLookup:
     return BundleLookup(model, NONE, Cache.at(), key(seed=1), None, nearest, mismatches)
 
 
-ABSENT = Mismatch("model.weights", None, "U8")
-FLAG = Mismatch("engine.seed", 1, None)
+ABSENT = FieldMismatch("model.weights", None, "U8")
+FLAG = FieldMismatch("engine.seed", 1, None)
 
 
 def test_a_later_node_of_a_pipeline_loads_after_it_is_up_and_has_its_weights_on_their_way_until_then(
@@ -153,10 +153,10 @@ def test_a_later_node_of_a_pipeline_loads_after_it_is_up_and_has_its_weights_on_
     prefetcher = use()
     words = ["--pipeline-parallel-size", "2", "--nnodes", "2", "--node-rank", "1"]
     later = replace(streaming, vllm_args=Arguments([*OURS, *words, "--headless"]))
-    with fetch.start_early(later, LLAMA) as early:
+    with fetch.start_early_fetch(later, LLAMA) as early:
         retained = early.pop_all()
     assert prefetcher.closed == 0
-    with fetch.start_early(later, LLAMA):
+    with fetch.start_early_fetch(later, LLAMA):
         pass  # the server did not start
     assert prefetcher.closed == 1
     retained.close()
@@ -180,7 +180,7 @@ def test_node_requests_the_tensors_of_its_ranks(
     streaming: LaunchPlan, use: Use, given: list[str], names: list[str]
 ) -> None:
     prefetcher = use()
-    with fetch.start_early(replace(streaming, vllm_args=OURS.append(*given)), LLAMA):
+    with fetch.start_early_fetch(replace(streaming, vllm_args=OURS.append(*given)), LLAMA):
         assert [asked[2] for asked in prefetcher.asked] == [names]
 
 
@@ -199,10 +199,10 @@ def test_local_files_are_read_ahead_from_a_size_on(local: Path, monkeypatch: pyt
     readers: list[Reader] = []
     monkeypatch.setattr("coldstart.weights.load.tensor_sources.PageIn", lambda *args: Reader(readers, *args))
     made = LaunchPlan(Arguments(["--model", str(local), *OURS, "-pp", "2", "-n", "2"]))
-    with fetch.start_early(made, LLAMA):
+    with fetch.start_early_fetch(made, LLAMA):
         assert readers == []  # too few bytes for readahead
     monkeypatch.setattr(fetch, "PAGE_IN_MIN_BYTES", 1)
-    with pytest.raises(KeyboardInterrupt), fetch.start_early(made, LLAMA):
+    with pytest.raises(KeyboardInterrupt), fetch.start_early_fetch(made, LLAMA):
         (reader,) = readers
         assert reader.paths == {"model.safetensors": local / "model.safetensors"}
         assert reader.names == set(NAMES[:4]) and not reader.ended

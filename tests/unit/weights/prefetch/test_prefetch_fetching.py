@@ -31,7 +31,7 @@ def test_a_local_directory_is_mapped_itself(weights: Weights, runtime: Path) -> 
 
 def test_early_fetch_lasts_until_one_attaches(weights: Weights, server: RangeServer, runtime: Path) -> None:
     with (
-        client.start_early(server.url, weights.plan, directory=runtime),
+        client.start_early_fetch(server.url, weights.plan, directory=runtime),
         client.attach(server.url, weights.plan, directory=runtime) as attached,
     ):
         check_whole(attached, weights)

@@ -132,7 +132,7 @@ def test_a_bucket_never_lets_more_through_than_its_rate_and_never_less() -> None
 def test_prefetcher_follows_a_changed_rate(weights: Weights, server: RangeServer, runtime: Path) -> None:
     rate, began = 200e3, time.monotonic()
     pace = PacedFetch("worker", rate)
-    with client.start_early(server.url, weights.plan, pace=pace, directory=runtime):
+    with client.start_early_fetch(server.url, weights.plan, pace=pace, directory=runtime):
         said: dict[str, Any] = {"bytes": 0}
         while said["bytes"] < 300e3:
             with suppress(client.PrefetchLostError):  # the prefetcher has not started yet
