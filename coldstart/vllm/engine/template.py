@@ -8,6 +8,7 @@ otherwise, it builds its own.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
@@ -109,10 +110,19 @@ def register_kernel_overrides() -> None:
 
 
 def is_cuda_initialized() -> bool:
-    """Return whether this process has a CUDA context, in which case a forked process cannot use the GPU."""
+    """Return whether torch or another library has initialized CUDA, after which a forked process cannot use the GPU."""
+    if runtime.targets_cpu():
+        return False
     import torch
 
-    return bool(torch.cuda.is_initialized())
+    if torch.cuda.is_initialized():
+        return True
+    # Open files of the GPU do not show this: NVML opens them, too, and a forked process can still use the GPU.
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return int(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))) != NOT_INITIALIZED
 
 
 def _import_everything() -> None:
@@ -131,6 +141,8 @@ def prebuild_worker(config: Any, arguments: dict[str, str]) -> None:
     executor.prebuild_worker(config, arguments)
 
 
+NOT_INITIALIZED = 3
+"""CUDA_ERROR_NOT_INITIALIZED: result of each function of the driver until a library calls cuInit."""
 _HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
 
 

@@ -532,7 +532,7 @@ API Result cuGraphLaunch(Graph *g, void *stream) {
 API Result cuInit(unsigned flags) { initialised = 1; return OK; }
 API Result cuDriverGetVersion(int *out) { *out = 13000; return OK; }
 API Result cuDeviceGet(int *out, int ordinal) { *out = ordinal; return OK; }
-API Result cuDeviceGetCount(int *out) { *out = 0; return OK; } /* PyTorch finds no device. */
+API Result cuDeviceGetCount(int *out) { *out = 0; return initialised ? OK : NOT_INITIALIZED; } /* PyTorch finds no device. */
 API Result cuDevicePrimaryCtxRetain(void **out, int device) { COUNT(); *out = &initialised; return OK; }
 API Result cuCtxSetCurrent(void *context) { COUNT(); return OK; }
 API Result cuCtxGetCurrent(void **out) { *out = &initialised; return OK; }

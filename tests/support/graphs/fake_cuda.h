@@ -4,7 +4,7 @@
 #include <stdint.h>
 
 typedef int Result;
-enum { OK = 0, INVALID_VALUE = 1, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_SUPPORTED = 801, UNKNOWN = 999 };
+enum { OK = 0, INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_SUPPORTED = 801, UNKNOWN = 999 };
 enum { KERNEL = 0, MEMCPY = 1, MEMSET = 2, HOST = 3, EMPTY = 5 };
 
 typedef struct {

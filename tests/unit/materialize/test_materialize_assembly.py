@@ -92,6 +92,39 @@ def test_graphs_that_fail_in_the_proof_start_are_left_out_and_the_rest_is_proved
     assert "FULL:num_tokens=8: no memory" in stages["not_made"]["graphs"] and stages["ready_s"] == 1.0
 
 
+@pytest.mark.parametrize("with_graphs_s", [1.9, 2.0])
+def test_graphs_are_dropped_unless_a_start_is_shorter_with_them(
+    materialization: Assembly, monkeypatch: pytest.MonkeyPatch, with_graphs_s: float
+) -> None:
+    """Both starts have the same KV cache size."""
+    section = materialization.out / "graphs"
+    section.mkdir()
+    (materialization.out / "modelinfo.json").write_text("{}")
+    (materialization.out / "kv.json").write_text('{"bytes": 4096}')
+    sizes: list[str] = []
+
+    def start(plan: LaunchPlan, output: Any) -> tuple[Any, None]:
+        sizes.append(plan.vllm_args.get_value("kv_cache_memory_bytes"))
+        for name in ("proof", "offline"):
+            materialization.locate_events(name).touch()
+        return SimpleNamespace(pid=os.getpid(), signal=lambda number: None, wait=lambda: 0), None
+
+    def await_readiness(*_: object) -> Any:
+        seconds = with_graphs_s if section.is_dir() else 2.05
+        return SimpleNamespace(report={"fast_path": {"graphs": True}, "fallbacks": []}, ready_s=seconds)
+
+    monkeypatch.setattr(assembly.server_process, "start_fresh", start)
+    monkeypatch.setattr(assembly.server_process, "await_readiness", await_readiness)
+    materialization.verify_by_start()
+    materialization.drop_slow_graphs()
+    assert len(sizes) == 3 and len(set(sizes)) == 1
+    stages = json.loads((materialization.out / "stages.json").read_text())
+    if section.is_dir():
+        assert with_graphs_s == 1.9 and "not_made" not in stages
+    else:
+        assert stages["not_made"] == {"graphs": "a start took 2.0 s with them and 2.0 s without"}
+
+
 def test_code_at_fault_is_omitted_alone(materialization: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
     for section in ("graphs", "compile"):
         (materialization.out / section).mkdir()
@@ -125,6 +158,17 @@ def test_the_error_of_a_proof_start_names_the_unused_sections(
     with pytest.raises(ProofFailedError, match="the end of its log") as caught:
         materialization._run_test_start()
     assert caught.value.unused == ["compile"]
+
+
+def test_the_proof_start_of_a_gpu_gets_the_descriptions_of_the_model_classes(
+    materialization: Assembly, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without them vLLM inspects the class in a process of its own, which takes 10 s."""
+    monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
+    (materialization.out / "compile").mkdir()
+    (materialization.out / "modelinfo.json").write_text(json.dumps({"vllm_modelinfos": {"a.json": "{}"}}))
+    root = Path(materialization._plan_test_start(tmp_path / "socket").env["VLLM_CACHE_ROOT"])
+    assert (root / "modelinfos" / "a.json").read_text() == "{}"
 
 
 @pytest.mark.parametrize("by_process", [True, False])

@@ -24,10 +24,11 @@ from coldstart.vllm.engine import offline, readiness, server, threads
 from coldstart.vllm.engine.rejection import StartFailure
 
 FORKED = """
-import asyncio, ctypes, os
+import asyncio, ctypes, os, sys
 from argparse import Namespace
 from types import SimpleNamespace
 
+from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from coldstart.vllm.engine import server
@@ -40,15 +41,19 @@ def engine(*_, **__):
         print("dies by", number.value, flush=True)
         os._exit(0)
     os.wait()
+    print("starts by", os.environ["VLLM_WORKER_MULTIPROC_METHOD"])
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = sys.argv[1]  # vLLM may force another one
     core = SimpleNamespace(resources=SimpleNamespace(engine_manager=None))
     return SimpleNamespace(shutdown=lambda timeout: None, engine_core=core)
 
 async def main():
     args = Namespace(worker_cls="other", distributed_executor_backend=None, enable_log_requests=False)
     args.aggregate_engine_logging, args.disable_log_stats, args.kv_transfer_config = False, True, None
-    async with server.start_engine(args, SimpleNamespace(must_adopt=False), EarlyApplication()):
-        pass
+    plan = SimpleNamespace(must_adopt=False, fallbacks=[])
+    async with server.start_engine(args, plan, EarlyApplication()):
+        print(*plan.fallbacks)
 
+CpuPlatform.is_cpu = lambda self: False
 AsyncLLM.from_vllm_config = engine
 logging = SimpleNamespace(pylogging_config_file="x")
 server.create_config = lambda args: SimpleNamespace(logging_config=logging, additional_config={}, shutdown_timeout=0)
@@ -57,9 +62,16 @@ asyncio.run(main())
 """
 
 
-def test_an_engine_that_is_just_forked_dies_with_its_server() -> None:
-    done = subprocess.run([sys.executable, "-P", "-c", FORKED], capture_output=True, text=True, check=False)
-    assert f"dies by {signal.SIGKILL.value}\n" in done.stdout, done.stderr
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_an_engine_for_a_gpu_is_forked_and_dies_with_its_server(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM spawns it all the same if CUDA is initialized, which a fallback reports."""
+    monkeypatch.setenv(server.START_METHOD, "spawn")
+    command = [sys.executable, "-P", "-c", FORKED, method]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert f"dies by {signal.SIGKILL.value}\nstarts by fork\n" in done.stdout, done.stderr
+    assert (server.SPAWNED in done.stdout) is (method == "spawn")
 
 
 @pytest.mark.parametrize("outlived", [False, True])

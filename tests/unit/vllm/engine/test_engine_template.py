@@ -7,6 +7,8 @@ import os
 import select
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +17,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.graphs.library import fake_cuda
 from support.processes import busy_s, exhaust_descriptors, wait_until
+from tools import tiny_models
 
 from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import server_process, template_pool
@@ -23,7 +27,7 @@ from coldstart.launch.server import has_ended
 from coldstart.system.ipc import json_lines, peers
 from coldstart.system.ipc.json_lines import Channel
 from coldstart.system.proc import processes
-from coldstart.vllm.engine import collection
+from coldstart.vllm.engine import collection, server
 
 
 def plan(*behaviour: str) -> LaunchPlan:
@@ -175,6 +179,58 @@ def test_sigterm_stops_the_template_and_its_servers(warm: template_pool.RunningT
     assert running.process.wait() == 1  # the template ended without reporting an exit status
     wait_until(exit_check(running.process.pid))
     wait_until(lambda: not warm.socket.exists())
+
+
+GPU_TEMPLATE = """
+import ctypes, sys
+from pathlib import Path
+from vllm.platforms.cpu import CpuPlatform
+from coldstart.contract.plan import LaunchPlan
+from coldstart.system import runtime
+from coldstart.vllm.engine import server, template
+
+import_modules = server.import_gpu_engine
+
+def import_gpu_engine(config):
+    answers = iter([True])  # to the function itself, not to the modules, whose kernels the CPU build lacks
+    CpuPlatform.is_cuda = lambda self: next(answers, False)
+    import_modules(config)
+
+server.import_gpu_engine, runtime.targets_cpu = import_gpu_engine, lambda: False
+server.import_engine = lambda: None  # on a CPU it would import the modules, too
+plan = LaunchPlan(["--model", sys.argv[1], "--max-model-len", "64"])
+before = set(sys.modules)
+fallbacks = template.build_template(plan, "runtime")
+print("imported", *(name for name in sys.modules if name not in before), fallbacks)
+Path(sys.argv[2], "libcuda.so.1").symlink_to(sys.argv[3])
+assert not template.is_cuda_initialized()
+ctypes.CDLL("libcuda.so.1").cuInit(0)
+template.build_template(plan, "runtime")
+"""
+
+
+@pytest.mark.vllm
+def test_template_for_a_gpu_imports_its_engine_and_refuses_when_cuda_is_initialized(tmp_path: Path) -> None:
+    """The CPU build has the modules of a GPU's engine; a double takes the driver's place."""
+    command = [
+        sys.executable,
+        "-P",
+        "-c",
+        GPU_TEMPLATE,
+        tiny_models.shared("tiny-opt"),
+        tmp_path,
+        fake_cuda()._name,
+    ]
+    environment = os.environ | {"LD_LIBRARY_PATH": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    (imported,) = (line.split() for line in done.stdout.splitlines() if line.startswith("imported"))
+    needed = {
+        "vllm.v1.worker.gpu_worker",
+        "vllm.v1.attention.backends.flash_attn",
+        "vllm.model_executor.models.opt",
+    }
+    assert needed <= set(imported) and set(server.MODEL_RUNNERS) & set(imported) and imported[-1] == "[]"
+    assert done.stderr.rstrip().endswith("a forked process could not use the GPU")
 
 
 @pytest.fixture
