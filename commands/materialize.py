@@ -30,6 +30,13 @@ def command(
             help="Also record CUDA graphs (single GPU only). Experimental: no speed-up has been measured so far.",
         ),
     ] = False,
+    graphs_if_faster: Annotated[
+        bool,
+        typer.Option(
+            "--graphs-if-faster",
+            help="Record CUDA graphs, start once with and once without them, and publish them only if that is shorter.",
+        ),
+    ] = False,
     snapshot: Annotated[
         bool, typer.Option("--snapshot", help="Also write a CRIU snapshot of the built engine.")
     ] = False,
@@ -48,6 +55,7 @@ def command(
     options = api.Options(
         force=force,
         graphs=graphs,
+        faster_graphs=graphs_if_faster,
         snapshot=snapshot,
         profile_s=profile_seconds,
     )
@@ -112,7 +120,13 @@ def _show_plan(common: Common, model: str, planned: "MaterializationPlan") -> No
     )
     options = planned.options
     flags = [
-        flag for flag, is_set in (("--graphs", options.graphs), ("--snapshot", options.snapshot)) if is_set
+        flag
+        for flag, is_set in (
+            ("--graphs", options.graphs),
+            ("--graphs-if-faster", options.faster_graphs),
+            ("--snapshot", options.snapshot),
+        )
+        if is_set
     ]
     common.out.print_success(
         f"Would build key {planned.key.short_digest}",

@@ -41,6 +41,8 @@ from coldstart.weights import weights_plan as weights
 
 # Sections that a start restores and that can fail the proof, the most likely cause first.
 _RESTORED = ("graphs", "compile")
+# Largest share of a start without graphs that a start with them may take to count as shorter: starts differ by some percent.
+_SHORTER = 0.95
 
 
 class ProofFailedError(CommandFailedError):
@@ -223,6 +225,28 @@ class Assembly:
             phases = self._verify_repeatedly()
         self._write("stages", phases | ({NOT_MADE: self.not_made} if self.not_made else {}))
 
+    def drop_slow_graphs(self) -> None:
+        """Start with the graphs and without them, and drop them unless the start with them is measurably shorter.
+
+        The test start has warmed the page cache for both. Raises CommandFailedError if a start fails.
+        """
+        section = self.out / "graphs"
+        if not section.is_dir():
+            return
+        with self._stage("compare starts with and without graphs"):
+            kept, seconds = self.work / "compared-graphs", list[float]()
+            for is_used in (True, False):
+                self._remove_copies()
+                if not is_used:
+                    section.rename(kept)
+                found = self._run_test_start(sized=True)
+                seconds.append(found["ready_s"])
+        if seconds[0] < _SHORTER * seconds[1]:
+            kept.rename(section)
+            return
+        self.not_made["graphs"] = f"a start took {seconds[0]:.1f} s with them and {seconds[1]:.1f} s without"
+        self._write("stages", found | {NOT_MADE: self.not_made})
+
     def _verify_repeatedly(self) -> dict[str, Any]:
         """Repeat the test start until it succeeds. After each failure, drop an unused section or else the likeliest cause."""
         while True:
@@ -238,11 +262,16 @@ class Assembly:
 
     def _drop_section(self, section: str, reason: str) -> None:
         self.not_made[section] = reason
-        leftover = ("moved-graphs", "moved", "proof-caches", "proof-vllm")
-        for stale in (self.out / section, *(self.work / name for name in leftover)):
-            shutil.rmtree(stale, ignore_errors=True)
+        shutil.rmtree(self.out / section, ignore_errors=True)
+        self._remove_copies()
 
-    def _run_test_start(self) -> dict[str, Any]:
+    def _remove_copies(self) -> None:
+        for name in ("moved-graphs", "moved", "proof-caches", "proof-vllm"):
+            shutil.rmtree(self.work / name, ignore_errors=True)
+        self.locate_events("proof").unlink(missing_ok=True)
+
+    def _run_test_start(self, *, sized: bool = False) -> dict[str, Any]:
+        """Start from copies of the sections. With `sized`, the KV cache has the size of a start with graphs."""
         info = self._read("modelinfo")
         environment = {TIMELINE_EVENTS: str(self.locate_events("proof"))}
         # The path is short, because the path of a Unix socket can have at most 107 bytes.
@@ -250,7 +279,7 @@ class Assembly:
             (self.work / "proof.log").open("wb") as log,
             private_directory(PROOF) as directory,
         ):
-            plan, began = self._plan_test_start(directory / "socket"), timeline.now()
+            plan, began = self._plan_test_start(directory / "socket", sized=sized), timeline.now()
             process, reader = server_process.start_fresh(
                 replace(plan, env=plan.env | environment), output=log
             )
@@ -279,14 +308,16 @@ class Assembly:
     def _show(self, figures: StartProgress) -> None:
         self._say(ProgressText(figures.describe()))
 
-    def _plan_test_start(self, socket: Path) -> LaunchPlan:
+    def _plan_test_start(self, socket: Path, *, sized: bool = False) -> LaunchPlan:
         info, compile_dir, task = self._read("modelinfo"), self.out / "compile", EngineTask()
         env = prepare.build_base_env(self.work / "vllm")
         args = self._arguments(*fetch.build_loader_arguments(self.vllm_args, self.model)).append(
             "--uds", str(socket)
         )
-        if (self.out / "graphs").is_dir():
+        has_graphs = (self.out / "graphs").is_dir()
+        if has_graphs or sized:
             args = args.append(*choose_kv_cache_arguments(self._read("kv"), self.vllm_args))
+        if has_graphs:
             task = EngineTask(restore=shutil.copytree(self.out / "graphs", self.work / "moved-graphs"))
         used = None
         if compile_dir.is_dir():

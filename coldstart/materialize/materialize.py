@@ -73,6 +73,8 @@ def _make(lookup: BundleLookup, options: Options, phase: Phase) -> Bundle:
             profile_s=options.profile_s, records=lookup.cache.weights,
         )  # fmt: skip
         assembly.run(with_graphs="graphs" in options.sections)
+        if options.faster_graphs and not options.graphs:
+            assembly.drop_slow_graphs()
         with phase("publish"), lookup.store.open_draft(lookup.key) as draft:
             for name in options.sections:
                 assembly.add_section(draft, name)
