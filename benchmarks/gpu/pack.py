@@ -5,7 +5,7 @@ compresses to nothing. The archive is unpacked into a directory that PYTHONPATH 
 
 Run: python -m benchmarks gpu/pack --python PYTHON --out DIR [--limit-mib 56]
 Time: 4 minutes
-Result: none; the archive is not committed
+Result: gpu/pack.json; the archive is not committed
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.common import parser
+from benchmarks.common import finish, parser
 from coldstart.graphs.elf import sections
 
 VLLM = "vllm==0.32.0"
@@ -126,10 +126,15 @@ def main() -> None:
         path.name: sum(one.stat().st_size for one in (path, *path.rglob("*")))
         for path in (out / "site").iterdir()
     }
-    for name in sorted(sizes, key=sizes.__getitem__, reverse=True)[:15]:
+    largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:15]
+    for name in largest:
         print(f"{sizes[name] / MIB:8.1f} MiB  {name}")
     total = archive.stat().st_size / MIB
     print(f"{total:8.1f} MiB  {archive}, of at most {options.limit_mib:g}")
+    unpacked = {name: round(sizes[name] / MIB, 1) for name in largest}
+    finish(
+        "gpu/pack", {"archive_mib": round(total, 1), "limit_mib": options.limit_mib, "unpacked_mib": unpacked}
+    )
     if total > options.limit_mib:
         sys.exit(1)
 
