@@ -141,11 +141,12 @@ class Part:
         subject = ModelUnderTest(self.model, self.model, (*VLLM_ARGS, *more))
         return self.start(f"{mode}-{number}", VllmLauncher(subject, self.work / "plain", mode))
 
-    def template(self, level: str) -> None:
-        """Start a template, and record the memory of the device that it leaves."""
-        words = ("--level", level, self.model, "--", *VLLM_ARGS, *SLEEP)
-        self.answer(f"template {level}", lambda: self.coldstart(level, "template", "start", *words))
-        self.answer(f"memory, {level}", gpu_memory)
+    def template(self, mode: str) -> None:
+        """Start the template of a start mode, and record the memory of the device that it leaves."""
+        limit = ("--ready-timeout", str(max(1.0, self.left())))
+        subject = ModelUnderTest(self.model, self.model, (*VLLM_ARGS, *SLEEP), limit)
+        self.answer(f"prepare {mode}", ServeLauncher(subject, mode, self.work / "run").prepare)
+        self.answer(f"memory, {mode}", gpu_memory)
 
 
 def environment(work: Path) -> dict[str, str]:
@@ -206,8 +207,8 @@ STARTS: dict[str, Callable[[Part, int], Any]] = {
 
 def compare(part: Part) -> None:
     """Start plain vLLM and each mode in turn, in rotated order, after one start of plain vLLM that fills the caches."""
-    for level in ("runtime", "asleep-1", "parked"):
-        part.template(level)
+    for mode in ("template-runtime", "standby", "parked"):
+        part.template(mode)
     for name in ("plain", "plain-free"):
         part.answer(f"{name}-0", partial(STARTS[name], part, 0))
     for number in range(ROUNDS):

@@ -122,8 +122,9 @@ def measure(
     readiness = (
         server.read_readiness()
     )  # before `processes`: it may report a server outside the command's process tree
-    cpu_s = _measure_cpu_s(server, cpu_before)
-    pss = processes.measure_pss_bytes([process.pid for process in server.list_processes()])
+    start_processes = {*server.list_processes(), *_list_woken_processes(readiness.get("pid"))}
+    cpu_s = _measure_cpu_s(start_processes, cpu_before)
+    pss = processes.measure_pss_bytes([process.pid for process in start_processes])
     listening = Span(LISTENING, server.launched_s, first.connected_at_s, HARNESS_TRACK)
     harness = Timeline(
         [listening, Span(ANSWERING, first.connected_at_s, first.first_token_at_s, HARNESS_TRACK)]
@@ -173,9 +174,17 @@ def read_cpu_s(processes: Iterable[psutil.Process] | None = None) -> dict[psutil
     return cpu_s_by_process
 
 
-def _measure_cpu_s(server: LaunchedServer, cpu_before: Mapping[psutil.Process, float]) -> float:
+def _list_woken_processes(pid: object) -> set[psutil.Process]:
+    """Return the processes of the server `pid`, which are older than its start if it is a woken engine."""
+    if isinstance(pid, int):
+        with suppress(psutil.Error):
+            server = psutil.Process(pid)
+            return {server, *server.children(recursive=True)}
+    return set()
+
+
+def _measure_cpu_s(start_processes: set[psutil.Process], cpu_before: Mapping[psutil.Process, float]) -> float:
     """Return the CPU seconds of a start: those of its processes, and those that its parents used since `cpu_before`."""
-    start_processes = server.list_processes()
     parents = {
         parent
         for one in start_processes

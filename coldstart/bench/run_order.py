@@ -22,8 +22,11 @@ from coldstart.validate.launchers import VLLM_WARM as VLLM_WARM
 
 RUNTIME_SNAPSHOT, TEMPLATE_RUNTIME = modes.RUNTIME_SNAPSHOT.name, modes.TEMPLATE_RUNTIME.name
 TEMPLATE_ENGINE, SNAPSHOT = modes.TEMPLATE_ENGINE.name, modes.SNAPSHOT.name
-MODES = (VLLM_COLD, VLLM_WARM, VLLM_FREE, VLLM_EAGER, *reversed(modes.list_repeatable_mode_names()))
-ON_REQUEST = (VLLM_FREE, VLLM_EAGER, *(mode.name for mode in modes.LADDER if not mode.auto_on))
+# An engine sleeps between the runs of these modes, whose starts wake it.
+WAKING_MODES = (modes.STANDBY.name, modes.PARKED_ENGINE.name)
+MODES = (VLLM_COLD, VLLM_WARM, VLLM_FREE, VLLM_EAGER, *reversed(modes.list_mode_names()))
+_REQUESTED = (mode.name for mode in modes.LADDER if not (mode.auto_on and mode.is_repeatable))
+ON_REQUEST = (VLLM_FREE, VLLM_EAGER, *_REQUESTED)
 DEFAULT_MODES = tuple(mode for mode in MODES if mode not in ON_REQUEST)
 BASELINES = VLLM_MODES
 REFERENCE = VLLM_WARM
@@ -42,7 +45,7 @@ class BenchOptions:
     warmup: int = setting(1, "Number of unmeasured warm-up runs per mode.", "--warmup", minimum=0)
     modes: str | None = setting(
         None,
-        f"Comma-separated modes to measure: {', '.join(MODES)}; default: all but {' and '.join(ON_REQUEST)}.",
+        f"Comma-separated modes to measure: {', '.join(MODES)}; default: all but {', '.join(ON_REQUEST)}.",
         "--modes",
         "M,...",
     )

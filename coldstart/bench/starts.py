@@ -11,6 +11,7 @@ from typing import Any
 
 from coldstart.bench.measure import STAGES
 from coldstart.bench.report import Plot, Report, Table, draw_bars
+from coldstart.bench.run_order import WAKING_MODES
 
 Document = Mapping[str, Any]
 
@@ -55,13 +56,17 @@ def build_report(document: Document) -> Report:
 def tabulate(document: Document) -> list[Table]:
     """Return a table with a row per mode that ran and, if spans were reported, a table with the stages of each start."""
     ran = _list_measured(document)
-    rows = [[mode, *(cell(found) for cell in COLUMNS.values())] for mode, found in ran.items()]
+    rows = [[_label(mode), *(cell(found) for cell in COLUMNS.values())] for mode, found in ran.items()]
     stages = [
-        [mode, *(format_seconds(found["stages"][stage]["median"]) for stage in STAGES)]
+        [_label(mode), *(format_seconds(found["stages"][stage]["median"]) for stage in STAGES)]
         for mode, found in ran.items()
         if found.get("stages")
     ]
     return [(HEADERS, rows), (STAGE_HEADERS, stages)] if stages else [(HEADERS, rows)]
+
+
+def _label(mode: str) -> str:
+    return f"{mode} (wake to first token)" if mode in WAKING_MODES else mode
 
 
 def list_notes(document: Document) -> list[str]:

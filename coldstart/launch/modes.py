@@ -45,9 +45,9 @@ class StartMode:
         probes: Names of the `coldstart doctor` probes that must succeed.
         cpu_limit: Reason why vLLM's CPU build does not support the mode, or None if it does.
         gpu_limit: Reason why vLLM's GPU build does not support the mode, or None if it does.
-        is_repeatable: Whether one preparation serves any number of starts, as a host and a benchmark require.
+        is_repeatable: Whether one preparation serves any number of servers at a time, as a host requires.
         auto_on: vLLM builds with which `--mode auto` tries the mode. Elsewhere the mode is used only on request. If there
-            are none, `bench` too measures the mode only on request.
+            are none, or the mode is not repeatable, `bench` too measures the mode only on request.
         preparation: Arguments of `coldstart template` with which `bench` prepares the mode. MODEL stands for the model.
     """
 
@@ -296,11 +296,17 @@ STANDBY = TemplateMode(
     "standby",
     loads_weights=False,
     cpu_limit=_NO_SLEEP,
-    is_repeatable=False,  # each sleeping engine becomes one server
+    is_repeatable=False,  # a sleeping engine becomes one server at a time
     levels=tuple(level for level in SLEEP_LEVELS if level != PARKED),
+    preparation=("start", "MODEL", "--level", "asleep-1"),
 )
 PARKED_ENGINE = ParkedMode(
-    "parked", loads_weights=False, cpu_limit=_NO_SLEEP, is_repeatable=False, levels=(PARKED,)
+    "parked",
+    loads_weights=False,
+    cpu_limit=_NO_SLEEP,
+    is_repeatable=False,
+    levels=(PARKED,),
+    preparation=("start", "MODEL", "--level", PARKED),
 )
 TEMPLATE_ENGINE = TemplateMode(
     "template-engine",
@@ -346,7 +352,7 @@ def list_mode_names() -> tuple[str, ...]:
 
 
 def list_repeatable_mode_names() -> tuple[str, ...]:
-    """Return the names of the start modes that a host and a benchmark can use, fastest first."""
+    """Return the names of the start modes that a host can use, fastest first."""
     return tuple(mode.name for mode in LADDER if mode.is_repeatable)
 
 

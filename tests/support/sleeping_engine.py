@@ -3,8 +3,8 @@
     python -P tests/support/sleeping_engine.py SOCKET LEVEL PLAN_FD READY_FD
 
 Its worker unmaps every weight when it sleeps, as on a device. At level 1 a copy restores them, at level 2 they are loaded
-again. Its calls are written beside the socket. For the double of the driver, if one is used, the worker's process uses a
-device. The engine, the scheduler's pause and the reload of weights are vLLM's.
+again. Its calls are written beside the socket, and when the application is built. For the double of the driver, if one is
+used, the worker's process uses a device. The engine, the scheduler's pause and the reload of weights are vLLM's.
 """
 
 import os
@@ -14,8 +14,9 @@ from pathlib import Path
 from vllm.platforms.cpu import CpuPlatform
 
 from coldstart.vllm.engine import template, worker
+from coldstart.vllm.engine.application import EarlyApplication
 
-SLEEP, WAKE_UP = worker.ColdWorker.sleep, worker.ColdWorker.wake_up
+SLEEP, WAKE_UP, BUILD = worker.ColdWorker.sleep, worker.ColdWorker.wake_up, EarlyApplication.start_building
 ASKED = Path(sys.argv[1]).with_name("asked")
 
 
@@ -40,9 +41,16 @@ def wake_up(self: worker.ColdWorker, tags: list[str] | None = None) -> None:
     _note(f"wake {tags}")
 
 
+def start_building(self: EarlyApplication, *arguments: object) -> None:
+    """Note the call, and build the application."""
+    _note("build")
+    BUILD(self, *arguments)
+
+
 if __name__ == "__main__":
     CpuPlatform.is_sleep_mode_available = lambda self: True
     worker.ColdWorker.sleep, worker.ColdWorker.wake_up = sleep, wake_up
+    EarlyApplication.start_building = start_building
     worker.ColdWorker.checkpoint_prepare = lambda self: _note("prepare")
     worker.ColdWorker.checkpoint_restore = lambda self: _note("restore")
     template.main(sys.argv[1:])

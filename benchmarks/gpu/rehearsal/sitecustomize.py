@@ -1,4 +1,4 @@
-"""Let the processes of a rehearsal sleep and park on vLLM's CPU build: all steps run, and no memory is freed.
+"""Let the processes of a rehearsal sleep and park on vLLM's CPU build, with memory files in place of the device's memory.
 
 Python imports this module at the start of every process whose PYTHONPATH has its directory.
 """
@@ -23,22 +23,20 @@ def permit_sleep(module: ModuleType) -> None:
     module.CpuPlatform.is_sleep_mode_available = lambda self: True
 
 
-def sleep_awake(module: ModuleType) -> None:
-    """Let the worker do nothing when it sleeps and wakes, and be a process that the double of the driver knows."""
+def permit_parking(module: ModuleType) -> None:
+    """Let a worker that sleeps be a process that the double of the driver knows."""
+    suspend = module.ColdWorker.sleep
 
     def sleep(self: Any, level: int = 1) -> None:
+        suspend(self, level)
         state = Path(os.environ["CUDA_FAKE_CHECKPOINTS"]) / str(os.getpid())
         if not state.exists():
             state.write_text("0")
 
-    def do_nothing(self: Any, tags: list[str] | None = None) -> None:
-        pass
-
     module.ColdWorker.sleep = sleep
-    for name in ("wake_up", "checkpoint_prepare", "checkpoint_restore"):
-        setattr(module.ColdWorker, name, do_nothing)
+    module.ColdWorker.checkpoint_prepare = module.ColdWorker.checkpoint_restore = lambda self: None
 
 
 late.run_when_imported("coldstart.launch.modes", permit_modes)
 late.run_when_imported("vllm.platforms.cpu", permit_sleep)
-late.run_when_imported("coldstart.vllm.engine.worker", sleep_awake)
+late.run_when_imported("coldstart.vllm.engine.worker", permit_parking)

@@ -147,9 +147,10 @@ class StandbyEngine:
             except OSError as error:  # the client's directory was removed
                 sys.stderr.write(f"coldstart: cannot start the server: {error}\n")
             self.mark.unlink(missing_ok=True)
+            # A client that starts the next server when this one has ended must find the engine parked.
+            if self.parked is not None and not self.ended.is_set() and not await self.parked.park():
+                self.ended.set()
             _tell(connection, {"exit": code})
-        if self.parked is not None and not self.ended.is_set() and not await self.parked.park():
-            self.ended.set()
 
     async def _serve(self, plan: LaunchPlan, connection: Channel) -> int:
         """Run one server until its lease ends or the engine dies, and return its exit code."""

@@ -13,6 +13,7 @@ from coldstart.bench.measure import RunSettings, SteadyState
 from coldstart.bench.runner import Bench
 from coldstart.errors import CommandFailedError, NoBundleError
 from coldstart.launch.completions import CompletionClient, CompletionFailedError
+from coldstart.system.devices import nvml
 from coldstart.validate import launchers
 from coldstart.validate.launch import Launcher, ModeUnavailableError, RunFiles
 from coldstart.validate.launchers import ModelUnderTest
@@ -203,7 +204,13 @@ def test_a_mode_that_this_machine_lacks_gives_its_reason(
     """On a GPU `snapshot` is that of vLLM."""
     monkeypatch.setattr(launchers.runtime, "targets_cpu", lambda: False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    for mode, reason in (("snapshot", "vllm snapshot needs"), ("template-engine", "cannot be forked")):
+    monkeypatch.setattr(nvml, "read_driver_version", lambda: None)
+    reasons = {
+        "snapshot": "vllm snapshot needs",
+        "template-engine": "be forked",
+        "parked": "needs an NVIDIA driver",
+    }
+    for mode, reason in reasons.items():
         (launcher,) = launchers.create_launchers(SUBJECT, [mode], tmp_path)
         with pytest.raises(ModeUnavailableError, match=reason):
             launcher.prepare()
@@ -228,16 +235,27 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[
     return lambda: [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def test_a_template_is_started_and_stopped_once(tmp_path: Path, calls: Callable[[], list[list[str]]]) -> None:
-    (template,) = launchers.create_launchers(SUBJECT, [run_order.TEMPLATE_RUNTIME], tmp_path)
+@pytest.mark.parametrize(
+    ("mode", "level"), [("template-runtime", "runtime"), ("standby", "asleep-1"), ("parked", "parked")]
+)
+def test_a_template_is_started_and_stopped_once(
+    tmp_path: Path,
+    calls: Callable[[], list[list[str]]],
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+    level: str,
+) -> None:
+    monkeypatch.setattr(launchers.runtime, "targets_cpu", lambda: False)
+    monkeypatch.setattr(nvml, "read_driver_version", lambda: "580.65.06")
+    (template,) = launchers.create_launchers(SUBJECT, [mode], tmp_path)
     template.close()
     assert calls() == []
     template.prepare()
     template.close()
     template.close()
     assert calls() == [
-        ["template", "start", "tiny-llama", "--level", "runtime", "--", "--max-model-len", "256"],
-        ["template", "stop", "--level", "runtime"],
+        ["template", "start", "tiny-llama", "--level", level, "--", "--max-model-len", "256"],
+        ["template", "stop", "--level", level],
     ]
 
 

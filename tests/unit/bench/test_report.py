@@ -103,6 +103,8 @@ def test_rows_contain_the_figures(document: dict[str, Any]) -> None:
     assert (table[1]["ratio"], table[1]["95 % interval"]) == ("5.0x", "5.0 to 5.0")
     assert table[1]["% of floor"] == "84"  # 5 s of imports and 0.01 s of service, of 6 s
     assert table[1]["latency ratio"] == "1.000 ok"
+    document["modes"]["standby"] = document["modes"]["fresh"]
+    assert [table[-1][0] for _, table in starts.tabulate(document)] == ["standby (wake to first token)"] * 2
     assert starts.list_notes(document)[-1] == "snapshot could not run: no <CRIU> | here"
 
 

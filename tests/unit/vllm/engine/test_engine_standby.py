@@ -22,7 +22,6 @@ from coldstart.system import paths, timeline
 from coldstart.system.devices import parker, parking
 from coldstart.system.ipc import addresses, peers
 from tests.support.graphs.library import fake_cuda
-from tests.support.processes import wait_until
 
 DOUBLE = Path(__file__).parents[3] / "support" / "sleeping_engine.py"
 READY_S = 240.0
@@ -30,7 +29,8 @@ STAGES = {
     "asleep-1": ["wake the engine"],
     "asleep-2": ["wake the engine", "load weights", "allocate the KV cache"],
 }
-WOKEN = {"asleep-1": ["wake None"], "asleep-2": ["wake ['weights']", "wake ['kv_cache']"]}
+# The application is built while the engine wakes.
+WOKEN = {"asleep-1": ["build", "wake None"], "asleep-2": ["build", "wake ['weights']", "wake ['kv_cache']"]}
 
 
 @dataclass
@@ -179,45 +179,34 @@ def test_parked_engine_returns_to_its_device_for_a_server_and_only_sleeps_when_t
     asleep = ["sleep 1", "prepare"]
     assert resident.worker_calls() == asleep and state.read_text() == parked
 
-    def serve() -> server_process.ReadyServer:
-        """Start a server as soon as the engine has been parked after the last one."""
-        started: list[server_process.ReadyServer] = []
-
-        def is_accepted() -> bool:
-            with suppress(peers.PeerError):
-                started.append(resident.serve())
-            return bool(started)
-
-        wait_until(is_accepted)
-        return started[0]
-
     def fail(after: int) -> None:
         """Let the driver fail in the call that follows this many others."""
         number = after + len((checkpoints / "calls").read_text().splitlines())
         (checkpoints / "fail").write_text(f"{number} error")
 
-    first = serve()
+    first = resident.serve()
     assert resident.stages == ["restore the device", "wake the engine"]
-    assert resident.worker_calls() == [*asleep, "restore", "wake None"] and state.read_text() == running
+    assert (
+        resident.worker_calls() == [*asleep, "restore", "build", "wake None"] and state.read_text() == running
+    )
     text, tokens = resident.ask(), first.report["tokens"]
     assert tokens != [0] and first.report["fallbacks"] == []
-    assert _end(first) == 0
+    # A server has ended when its engine is parked again.
+    assert _end(first) == 0 and state.read_text() == parked
 
     # Restored too early, the engine stays parked, and the next start succeeds.
-    wait_until(lambda: state.read_text() == parked)
     fail(0)
     with pytest.raises(server_process.ServerExitedError, match="restore failed: CUDA_ERROR_UNKNOWN"):
-        serve()
+        resident.serve()
     assert state.read_text() == parked
-    second = serve()
+    second = resident.serve()
     assert (resident.ask(), second.report["tokens"]) == (text, tokens)
 
     # An engine that cannot be parked sleeps, and its next server reports that.
     fail(1)
     assert _end(second) == 0
-    third = serve()
+    third = resident.serve()
     assert resident.stages[-1] == "wake the engine" and resident.ask() == text
     (fallback,) = third.report["fallbacks"]
     assert fallback["section"] == "parked" and "checkpoint failed: CUDA_ERROR_UNKNOWN" in fallback["reason"]
-    assert _end(third) == 0
-    wait_until(lambda: state.read_text() == parked)
+    assert _end(third) == 0 and state.read_text() == parked
