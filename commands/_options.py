@@ -240,8 +240,8 @@ def command(
         compares_schedulers: Add repeatable scheduler options; the function receives ``choices``.
         exports: Add ``--export``; the function receives ``exports``.
         listens: Add the options of a gateway; the function receives ``endpoint``.
-        structs: Dataclasses whose declared settings become options, or instances with their defaults, by the name of the
-            parameter with which the function receives the settings that have a value.
+        structs: Maps a parameter of the function to a dataclass, or to an instance that supplies defaults. Its declared
+            settings become options. The parameter receives those that have a value.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:

@@ -89,10 +89,10 @@ class LinkedNode(node.NodeServers):
     async def _report_fetch_end(self, worker: str, process: Any) -> None:
         """Report the end of a fetch. The prefetcher has the runtime directory of the node, not that of this process."""
         place = self.directory / "coldstart"
-        while process.pace is not None:
+        while process.rate_limit is not None:
             found = None
             with suppress(PrefetchError, OSError):
-                found = await asyncio.to_thread(client.set_pace, process.pace, directory=place)
+                found = await asyncio.to_thread(client.set_rate_limit, process.rate_limit, directory=place)
             if found is not None and found["ended"]:
                 self._report(RankFetched(worker, found["bytes"], found["seconds"], found["limited"]))
                 return

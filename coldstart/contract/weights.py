@@ -19,7 +19,7 @@ WEIGHTS_ERROR_PREFIX = "cannot load the weights: "
 
 
 @dataclass(frozen=True)
-class PacedFetch:
+class LimitedFetch:
     """Named weight fetch with a rate limit in bytes per second (None: no limit), which can change during the fetch.
 
     A `background` fetch runs only while no other fetch runs on this machine.
@@ -36,7 +36,7 @@ class WeightsRequest:
 
     source: str
     plan: Path
-    pace: PacedFetch | None = None
+    rate_limit: LimitedFetch | None = None
 
     def read(self) -> dict[str, Any]:
         """Read the weights plan. Raises OSError, and ValueError if the file does not contain a JSON object."""

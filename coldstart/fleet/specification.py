@@ -107,15 +107,15 @@ class ServerSpec:
 
 @dataclass(frozen=True, slots=True)
 class FleetModel:
-    """A model with `size` bytes of weights that needs `memory` bytes on a device and runs between `least` and `most` workers.
+    """A model with `size` bytes of weights that needs `memory` bytes on a device and has `least` to `most` workers.
 
     A worker serves up to `batch` concurrent requests, and stops after `idle_s` seconds without a request. If known, `shares`
     maps each number of ranks to the weight bytes of each rank; otherwise ranks are equal. `recorded` maps each number of
-    ranks to the seconds from loaded weights to ready in the start that verified the bundle. `joins` maps it to those seconds
-    in the fleet's own starts. `joins` takes precedence over `recorded`, and both over `join_s` of the costs. `unavailable`
-    maps each number of ranks that cannot start to the reason. `held_twice` is the fraction of a rank's weights, from 0 to 1,
-    of which a device holds two copies while the full worker replaces the rank. It is 0 in the paper, and for engines that
-    share weights.
+    ranks to the seconds from loaded weights to ready, measured in the start that verified the bundle; `joins` contains the
+    same times of the fleet's own starts. `joins` takes precedence over `recorded`, and both over `join_s` of the costs.
+    `unavailable` maps each number of ranks that cannot start to the reason. While the full worker replaces a rank, the
+    device holds two copies of the fraction `held_twice` (0 to 1) of the rank's weights. It is 0 in the ParaServe paper, and
+    for engines that share weights.
     """
 
     name: str

@@ -22,7 +22,7 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.environment import VLLM_PP_LAYER_PARTITION
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
-from coldstart.contract.weights import PacedFetch, WeightsRequest
+from coldstart.contract.weights import LimitedFetch, WeightsRequest
 from coldstart.errors import CommandFailedError
 from coldstart.models import resolution
 from coldstart.models.inspection import BundleLookup
@@ -81,7 +81,7 @@ class ServerWeights:
 def choose_weights_source(
     lookup: BundleLookup,
     source: str | None = None,
-    pace: PacedFetch | None = None,
+    rate_limit: LimitedFetch | None = None,
     listen: Sequence[str] = (),
 ) -> ServerWeights:
     """Choose the source of the weights: `source` with a bundle's weights plan, or the model's local files.
@@ -89,7 +89,7 @@ def choose_weights_source(
     Args:
         lookup: Model, vLLM arguments and bundle.
         source: URL or directory from which to fetch the weights, PRELOADED, or None for the model's own directory.
-        pace: Name and rate limit of the fetch, if any.
+        rate_limit: Name and rate limit of the fetch, if any.
         listen: vLLM arguments for the listening address.
 
     Raises:
@@ -105,7 +105,7 @@ def choose_weights_source(
         own = [*_format(given), *_untie_head(model.config, _list_tensors(plan), given)]
     request, identity, fallbacks = None, "", list[Fallback]()
     if source is not None and plan is not None:
-        request = WeightsRequest(source, weights.save_plan(plan, lookup.cache.weights / "plans"), pace)
+        request = WeightsRequest(source, weights.save_plan(plan, lookup.cache.weights / "plans"), rate_limit)
         identity = weights.compute_digest(plan)
     elif lookup.bundle is not None and model.path is not None:
         identity = weights.read_or_compute_digest(model.path, lookup.cache.weights)
@@ -185,7 +185,9 @@ def start_early_fetch(plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[E
         with suppress(PrefetchError):  # the loader repeats the fetch and logs the error
             known = asked.read()
             names = _list_node_tensors(known, config, given)
-            early.callback(client.start_early_fetch(asked.source, known, names, pace=asked.pace).close)
+            early.callback(
+                client.start_early_fetch(asked.source, known, names, rate_limit=asked.rate_limit).close
+            )
     elif is_ours:
         reading = _page_in(Path(str(given.get_value("model", ""))), config, given)
     try:

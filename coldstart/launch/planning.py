@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
-from coldstart.contract.weights import PacedFetch
+from coldstart.contract.weights import LimitedFetch
 from coldstart.launch import fetch, prepare, scheduler
 from coldstart.launch.scheduler import STOCK
 from coldstart.models import inspection, resolution
@@ -55,7 +55,7 @@ class ServeRequest:
     - `ready_timeout`: seconds within which the server must be ready. None means no limit.
     - `trust`: decides which bundles may provide code. With `require_signature`, an untrusted bundle is rejected altogether;
       otherwise only its code is ignored.
-    - `weights_from`: source of the weights, or None for the model's own directory. `weights_pace` limits the fetch rate.
+    - `weights_from`: source of the weights, or None for the model's own directory. `weights_rate_limit` limits the fetch rate.
     - `defer_capture`: capture most CUDA graphs after the server is ready.
     - `templates`: directory of additional templates.
     - `on_process_start`: called with the PID of each server process that is created.
@@ -71,7 +71,7 @@ class ServeRequest:
     scheduler: SchedulerSettings = STOCK
     trust: TrustCheck = inspection.trust
     weights_from: str | None = None
-    weights_pace: PacedFetch | None = None
+    weights_rate_limit: LimitedFetch | None = None
     defer_capture: bool = False
     templates: Path | None = None
     on_process_start: Callable[[int], None] = lambda pid: None
@@ -101,7 +101,9 @@ def plan(request: ServeRequest) -> LaunchPlan:
         resolution.check_weights(lookup.model)
     signed_by = request.trust if request.require_signature else None
     missing = inspection.check_bundle(lookup, is_required=not request.without_bundle, signed_by=signed_by)
-    weights = fetch.choose_weights_source(lookup, request.weights_from, request.weights_pace, request.listen)
+    weights = fetch.choose_weights_source(
+        lookup, request.weights_from, request.weights_rate_limit, request.listen
+    )
     if lookup.bundle is None:
         planned = prepare.plan_without_bundle(lookup, weights, missing)
     else:

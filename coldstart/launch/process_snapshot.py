@@ -197,7 +197,7 @@ def require_matching_image(images: Path, plan: LaunchPlan) -> None:
 
 
 def restore_template(images: Path, plan: LaunchPlan) -> RestoredTemplate:
-    """Restore the template in the private directory `images` for the server of `plan`.
+    """Restore the template from its CRIU image in the private directory `images`, to run the server of `plan`.
 
     Raises:
         LaunchRefusedError: The image does not fit, or CRIU fails.

@@ -39,13 +39,13 @@ from coldstart.system.timeline import Timeline
 from coldstart.vllm.engine import rejection
 from coldstart.weights import weights_plan as weights
 
-# Sections that a start restores and that can fail the proof, the most likely cause first.
+# Sections that a start restores and that can make the test start fail, the most likely cause first.
 _RESTORED = ("graphs", "compile")
 # Largest share of a start without graphs that a start with them may take to count as shorter: starts differ by some percent.
 _SHORTER = 0.95
 
 
-class ProofFailedError(CommandFailedError):
+class VerificationFailedError(CommandFailedError):
     """Error for a failed test start. `unused` contains the bundle sections that the start did not use."""
 
     def __init__(self, message: str | Sequence[str], unused: Sequence[str] = ()) -> None:
@@ -54,15 +54,15 @@ class ProofFailedError(CommandFailedError):
 
 
 def require_fast_path(report: Any, sections: Sequence[str], *, canary: bool) -> None:
-    """Raise ProofFailedError unless the test start used all `sections` and returned the reference token."""
+    """Raise VerificationFailedError unless the test start used all `sections` and returned the reference token."""
     if unused := [name for name in sections if not report["fast_path"].get(name)]:
         reasons = "; ".join(map(str, fallback.decode_fallbacks(report["fallbacks"])))
-        raise ProofFailedError(
+        raise VerificationFailedError(
             f"the start that verifies the new bundle used fallbacks ({reasons or 'no reason'}), so nothing was published",
             unused,
         )
     if canary and not report.get("canary"):
-        raise ProofFailedError(
+        raise VerificationFailedError(
             "the start that verifies the new bundle returned a token that differs from the reference, so nothing was published"
         )
 
@@ -292,7 +292,7 @@ class Assembly:
             except CommandFailedError as error:
                 tail = exits.read_log_tail(self.work / "proof.log").splitlines()
                 lines = [f"{error.message}; the end of its log:", *tail]
-                raise ProofFailedError(lines, getattr(error, "unused", ())) from error
+                raise VerificationFailedError(lines, getattr(error, "unused", ())) from error
             finally:
                 process.signal(signal.SIGTERM)
                 process.wait()

@@ -74,7 +74,7 @@ class BundleLookup:
         return shlex.join(["coldstart", "template", "start", reference, "--level", level])
 
     def format_command(self, name: str, *options: str) -> str:
-        """Return the command line of the subcommand `name` with this model and these arguments."""
+        """Return the command line of the subcommand `name` for this model, with `options` and the vLLM arguments."""
         words = ["coldstart", *name.split(), self.model.cli_argument, *options]
         return shlex.join(
             [*words, "--", *secrets.redact_arguments(self.vllm_args)] if self.vllm_args else words
@@ -251,7 +251,7 @@ def read_recorded_arguments(bundle: Bundle) -> Arguments | None:
     return None if any(secrets.HIDDEN in word for word in recorded) else recorded
 
 
-class ProofStart(msgspec.Struct, frozen=True):
+class VerificationStart(msgspec.Struct, frozen=True):
     """Measurements of the test start that verified a bundle: time to ready in seconds, and memory in bytes.
 
     `device_bytes` is the peak over all GPUs. It is None for vLLM's CPU build or if no driver reported it. `spans` are the
@@ -285,9 +285,9 @@ def list_missing_sections(bundle: Bundle) -> dict[str, str]:
     return (_read_section(bundle, "stages", _Stages) or _Stages()).not_made
 
 
-def read_proof(bundle: Bundle) -> ProofStart | None:
+def read_verification_start(bundle: Bundle) -> VerificationStart | None:
     """Return the measurements of the test start, or None if the bundle does not contain them."""
-    return _read_section(bundle, "stages", ProofStart)
+    return _read_section(bundle, "stages", VerificationStart)
 
 
 def list_unprofiled_batch_sizes(bundle: Bundle) -> dict[str, list[int]]:

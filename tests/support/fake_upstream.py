@@ -22,7 +22,7 @@ from aiohttp import web
 from support import fake_model
 
 from coldstart.contract import handover
-from coldstart.contract.weights import PacedFetch
+from coldstart.contract.weights import LimitedFetch
 from coldstart.host import configuration
 from coldstart.host.launches import Launch
 from coldstart.host.live.app import Gateway
@@ -61,7 +61,7 @@ class FakeServer:
         self.was_killed = self.stopped = self.hangs = False
         self.progress: StartProgress | None = None
         self.env: dict[str, str] = {}
-        self.pace: PacedFetch | None = None
+        self.rate_limit: LimitedFetch | None = None
         self.ready.add_done_callback(lambda future: future.cancelled() or future.exception())
         self._task = loop.create_task(self._live())
 
@@ -272,7 +272,7 @@ class FakeServers:
             raise OSError(28, "No space left on device")
         path = self.directory / f"{len(self.begun)}.sock"
         server = FakeServer(self, order.launch, path, order.listen)
-        server.env, server.pace = dict(order.environment), order.pace
+        server.env, server.rate_limit = dict(order.environment), order.rate_limit
         self.begun.append(server)
         return server
 

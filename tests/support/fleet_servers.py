@@ -21,7 +21,7 @@ from support import fake_model
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
-from coldstart.contract.weights import PacedFetch, WeightsRequest
+from coldstart.contract.weights import LimitedFetch, WeightsRequest
 from coldstart.errors import UsageError
 from coldstart.host.live import starter
 from coldstart.host.live.servers import ServerStarter
@@ -120,14 +120,14 @@ def supervise(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
 
 
 def _fetch(message: Mapping[str, Any], words: list[str]) -> None:
-    model, pace = Path(message["launch"]["model"]), PacedFetch(**message["pace"])
+    model, rate_limit = Path(message["launch"]["model"]), LimitedFetch(**message["rate_limit"])
     config = json.loads((model / "config.json").read_text())
-    asked = WeightsRequest(message["launch"]["weights_from"], model / "plan.json", pace)
+    asked = WeightsRequest(message["launch"]["weights_from"], model / "plan.json", rate_limit)
     plan = LaunchPlan(Arguments([*words, "--load-format", LOAD_FORMAT]), weights_from=asked)
     names = fetch._list_node_tensors(asked.read(), config, plan.vllm_args)
     with (
         fetch.start_early_fetch(plan, config),
-        client.attach(asked.source, asked.read(), names=names, pace=pace) as attached,
+        client.attach(asked.source, asked.read(), names=names, rate_limit=rate_limit) as attached,
     ):
         attached.wait_for_tensors(names)
 

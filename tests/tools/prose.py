@@ -1,8 +1,8 @@
 """Find prose that a reader of this field has to decode: expressions of `prose.toml`, help texts without a full stop, and
 errors with one.
 
-Reads docstrings, comments and texts of the packages, names of functions and classes, and the Markdown pages outside of
-code blocks.
+Reads docstrings, comments and texts of the packages, names of modules, classes, functions, parameters and fields, and the
+Markdown pages outside of code blocks.
 Run: python tests/tools/prose.py
 """
 
@@ -40,7 +40,8 @@ def find(root: Path) -> Iterator[str]:
         name = str(path.relative_to(root))
         text = path.read_text(encoding="utf-8")
         nodes = list(ast.walk(ast.parse(text))) if path.suffix == ".py" else None
-        for line, prose in read_markdown(text) if nodes is None else read_python(text, nodes):
+        named = [(1, split_name(path.stem))]
+        for line, prose in [*named, *(read_markdown(text) if nodes is None else read_python(text, nodes))]:
             for match in banned.finditer(prose):
                 words = match[0].lower()
                 if words not in RULES["allow"].get(name, ()):
@@ -77,7 +78,11 @@ def read_python(text: str, nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]
     """Yield line number and text of docstrings, comments, texts with more than FEW_WORDS words, and words of names."""
     for node in nodes:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node.lineno, " ".join(WORD.findall(node.name))
+            yield node.lineno, split_name(node.name)
+        elif isinstance(node, ast.arg):
+            yield node.lineno, split_name(node.arg)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.lineno, split_name(node.target.id)
         elif (
             isinstance(node, ast.Constant)
             and isinstance(node.value, str)
@@ -88,6 +93,11 @@ def read_python(text: str, nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]
     for number, line in enumerate(text.splitlines(), 1):
         if "#" in line:
             yield number, line[line.index("#") :]
+
+
+def split_name(name: str) -> str:
+    """Return the words of a name in snake case or camel case."""
+    return " ".join(WORD.findall(name))
 
 
 def read_helps(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:

@@ -124,7 +124,7 @@ def read_stages(bundle: Bundle | None, ranks: int = 1) -> tuple[float, float]:
 
     Both are 0 if the bundle does not record stages. The bundle records their sums over the `ranks` ranks of the run.
     """
-    proof = None if bundle is None else inspection.read_proof(bundle)
+    proof = None if bundle is None else inspection.read_verification_start(bundle)
     spans = proof.spans if proof else {}
     after_s = sum(spans.get(name, 0.0) for name in _STAGES_AFTER_WEIGHTS)
     return after_s / ranks, spans.get(_LOAD_STAGE, 0.0) / ranks
@@ -147,7 +147,7 @@ def look_up_pipelines(
         pipeline = replace(found, vllm_args=args, key=key, bundle=None, nearest=None).refresh()
         if launch.weights_from and not found.model.weight_files:
             pipeline = pipeline.accept_nearest_without_weights()
-        proof = None if pipeline.bundle is None else inspection.read_proof(pipeline.bundle)
+        proof = None if pipeline.bundle is None else inspection.read_verification_start(pipeline.bundle)
         if proof is None:
             reasons[ranks] = f"no bundle exists (run `{pipeline.format_materialize_command()}`)"
             continue

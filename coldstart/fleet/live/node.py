@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from coldstart.contract import environment, fallback
 from coldstart.contract.arguments import Arguments
-from coldstart.contract.weights import PacedFetch
+from coldstart.contract.weights import LimitedFetch
 from coldstart.errors import UsageError
 from coldstart.fleet.events import FoundRank
 from coldstart.fleet.live import orders
@@ -53,7 +53,7 @@ class _WorkerProcess:
     place: tuple[str, int]
     key: str
     handover_key: str
-    pace: PacedFetch | None = None
+    rate_limit: LimitedFetch | None = None
     up: orders.RankUp | None = None
     stopping: bool = False
     hung: str = ""
@@ -110,8 +110,8 @@ class NodeServers:
         place = self.host, find_free_port(self.host)
         listen = ("--host", self.host, "--port", str(place[1]))
         # Use a unique name for the fetch: the prefetcher may outlive the server and this actor.
-        pace = (
-            PacedFetch(f"{worker} {uuid4().hex}", order.rate, bool(order.rank.beside))
+        rate_limit = (
+            LimitedFetch(f"{worker} {uuid4().hex}", order.rate, bool(order.rank.beside))
             if order.launch.weights_from
             else None
         )
@@ -127,11 +127,11 @@ class NodeServers:
                 env |= reserve_cores(launch.args.ranks_per_node())
                 words = handover_arguments(self.host, _identify_kv(order.launch))
                 launch = replace(launch, args=Arguments([*launch.args, *words]))
-            server = self.servers.order_start(StartOrder(launch, order.deadline_s, listen, env, pace))
+            server = self.servers.order_start(StartOrder(launch, order.deadline_s, listen, env, rate_limit))
         except OSError as error:  # no descriptor, no disk, no process
             self._report(orders.RankEnded(worker, f"cannot start a server: {error.strerror or error}"))
             return
-        process = self.processes[worker] = _WorkerProcess(order, server, place, key, handover_key, pace)
+        process = self.processes[worker] = _WorkerProcess(order, server, place, key, handover_key, rate_limit)
         task = asyncio.get_running_loop().create_task(self._supervise(worker, process))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -139,8 +139,8 @@ class NodeServers:
     async def set_fetch_rate(self, worker: str, rate: float | None) -> None:
         """Limit the weight fetch of a worker, if any, to `rate` bytes per second. None removes the limit."""
         process = self.processes.get(worker)
-        if process is not None and process.pace is not None:
-            process.pace = replace(process.pace, rate=rate)
+        if process is not None and process.rate_limit is not None:
+            process.rate_limit = replace(process.rate_limit, rate=rate)
 
     def _get_shared_weights_env(self, order: orders.RankOrder) -> dict[str, str]:
         """Return the variables that let a rank share weights with the full worker that replaces it, or none on a GPU."""
@@ -187,10 +187,10 @@ class NodeServers:
 
         Each poll sends the rate again, because the prefetcher is another process, which may start late or restart.
         """
-        while process.pace is not None:
+        while process.rate_limit is not None:
             progress = None
             with suppress(PrefetchError, OSError):
-                progress = await asyncio.to_thread(client.set_pace, process.pace)
+                progress = await asyncio.to_thread(client.set_rate_limit, process.rate_limit)
             if progress is not None and progress["ended"]:
                 self._report(
                     orders.RankFetched(worker, progress["bytes"], progress["seconds"], progress["limited"])

@@ -189,7 +189,7 @@ FORCE_S = 5.0
 
 
 async def stop_by_force(server: ModelServer) -> None:
-    """Stop a server and wait for its exit, by force if it does not exit in time."""
+    """Ask a server to stop and wait until it exits. Kill it if it does not exit in time."""
     for ask, wait_s in ((server.stop, PATIENCE_S), (server.stop, FORCE_S), (server.kill, None)):
         ask()
         if (await asyncio.wait([server.ended], timeout=wait_s))[0]:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import msgspec
 
-from coldstart.contract.weights import PacedFetch
+from coldstart.contract.weights import LimitedFetch
 from coldstart.errors import NoBundleError
 from coldstart.host.events import Failure
 from coldstart.host.launches import WARN, Launch
@@ -56,7 +56,7 @@ class StartOrder:
     """Order to start a server for `launch`, or a template of the level `template`.
 
     `listen` contains vLLM's arguments for the listening address, which is a Unix socket by default. `environment`
-    contains additional environment variables. `pace` limits the rate at which weights are fetched. `servers.ServerStarter` sets
+    contains additional environment variables. `rate_limit` applies to the fetch of the weights. `servers.ServerStarter` sets
     `cache`, `templates` and `offline`.
     """
 
@@ -64,7 +64,7 @@ class StartOrder:
     ready_timeout_s: float
     listen: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    pace: PacedFetch | None = None
+    rate_limit: LimitedFetch | None = None
     template: str | None = None
     cache: str = ""
     templates: str = ""
@@ -223,7 +223,7 @@ def _request(order: StartOrder, listen: Sequence[str] = ()) -> ServeRequest:
         ready_timeout=order.ready_timeout_s,
         templates=Path(order.templates),
         weights_from=launch.weights_from if fetched else None,
-        weights_pace=order.pace if fetched else None,
+        weights_rate_limit=order.rate_limit if fetched else None,
     )
 
 

@@ -61,7 +61,7 @@ class Driver:
 
 
 def main() -> None:
-    """Print "" if the driver is ready, else the reason, as JSON. Then perform steps until the input ends."""
+    """Print as JSON why the driver is unusable, or "". Then perform the step of each line of stdin, and print its results."""
     try:
         driver = Driver()
     except (OSError, AttributeError) as error:

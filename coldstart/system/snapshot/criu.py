@@ -43,7 +43,7 @@ def explain_unavailable() -> str | None:
 
 
 def suggest_fix() -> str | None:
-    """Return a hint that explains how to fix the reason that `explain_unavailable` returns, or None."""
+    """Return a hint on how to fix the problem that `explain_unavailable` reports, or None if there is none."""
     found = _find_missing_requirement()
     return found[1] if found else None
 

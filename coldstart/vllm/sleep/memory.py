@@ -204,7 +204,7 @@ class ArenaPool:
                 return Arena(self.directory, model, size)
             except OSError as error:
                 raise ArenaSpaceError(
-                    f"cannot reserve host memory of {wanted}: {error.strerror or error}"
+                    f"cannot reserve {wanted} of host memory: {error.strerror or error}"
                 ) from error
 
     def _read(self) -> Iterator[tuple[Path, _Record]]:

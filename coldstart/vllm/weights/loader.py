@@ -145,7 +145,7 @@ class _RankTensors:
         names = [tensor.name for tensor in left]
         try:
             return PrefetchSource(
-                client.attach(self.asked.source, self.plan, names=names, pace=self.asked.pace)
+                client.attach(self.asked.source, self.plan, names=names, rate_limit=self.asked.rate_limit)
             )
         except PrefetchError as error:
             raise SourceLostError(str(error)) from error

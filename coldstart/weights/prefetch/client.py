@@ -21,7 +21,7 @@ from typing import Any
 
 from coldstart.contract import environment
 from coldstart.contract.environment import TIMELINE_EVENTS
-from coldstart.contract.weights import PacedFetch
+from coldstart.contract.weights import LimitedFetch
 from coldstart.errors import ColdstartError
 from coldstart.system import paths
 from coldstart.system.ipc import peers
@@ -43,7 +43,7 @@ def attach(
     plan: Mapping[str, Any],
     *,
     names: Collection[str] | None = None,
-    pace: PacedFetch | None = None,
+    rate_limit: LimitedFetch | None = None,
     directory: Path | None = None,
 ) -> WeightsLease:
     """Acquire a lease on the weights of `plan`, request the tensors `names`, and return the lease.
@@ -55,7 +55,7 @@ def attach(
         source: Local directory, http(s)://..., s3://bucket/prefix or hf://repo@revision.
         plan: Weights plan with digests.
         names: Tensors to fetch; None means all bytes of all files, in order.
-        pace: Name and rate of the fetch, which `set_pace` can change.
+        rate_limit: Name and rate of the fetch, which `set_rate_limit` can change.
         directory: Directory of the prefetcher's socket (default: the user's runtime directory).
 
     Raises:
@@ -66,7 +66,7 @@ def attach(
     wanted, began = plan_layout.select_checks(names), monotonic()
 
     def ask() -> WeightsLease:
-        channel = _ask(source, plan, names, directory, pace)
+        channel = _ask(source, plan, names, directory, rate_limit)
         try:
             return WeightsLease(channel, plan_layout, wanted, normalize_address(source))
         except BaseException:
@@ -90,7 +90,7 @@ def start_early_fetch(
     plan: Mapping[str, Any],
     names: Collection[str] | None = None,
     *,
-    pace: PacedFetch | None = None,
+    rate_limit: LimitedFetch | None = None,
     directory: Path | None = None,
 ) -> Channel:
     """Start a fetch without waiting for the prefetcher, which is started if none is running, and return the connection.
@@ -98,10 +98,10 @@ def start_early_fetch(
     This function returns within milliseconds. The request ends when its bytes are fetched and another client has
     attached, on `Channel.close()`, or when this process exits. Raises PrefetchError if no process can be started.
     """
-    return _ask(source, plan, names, directory, pace, early=True)
+    return _ask(source, plan, names, directory, rate_limit, early=True)
 
 
-def set_pace(pace: PacedFetch, *, directory: Path | None = None) -> dict[str, Any] | None:
+def set_rate_limit(rate_limit: LimitedFetch, *, directory: Path | None = None) -> dict[str, Any] | None:
     """Set the rate of a named fetch. Return {"rate", "bytes", "seconds", "limited", "ended"}, or None before it has begun.
 
     `seconds` is the time from the first to the last byte, and `limited` is whether any rate has applied so far. If the
@@ -110,15 +110,15 @@ def set_pace(pace: PacedFetch, *, directory: Path | None = None) -> dict[str, An
     Raises:
         PrefetchRefusedError: The prefetcher rejected the rate.
     """
-    answers = request("pace", directory=directory, **asdict(pace))
+    answers = request("rate_limit", directory=directory, **asdict(rate_limit))
     if refused := [answer["refused"] for answer in answers if "refused" in answer]:
         raise PrefetchRefusedError(str(refused[0]))
-    known = [dict(answer["pace"]) for answer in answers if answer["pace"] is not None]
+    known = [dict(answer["rate_limit"]) for answer in answers if answer["rate_limit"] is not None]
     return max(known, key=lambda one: (one["bytes"], one["ended"]), default=None)
 
 
 def request(operation: str, *, directory: Path | None = None, **more: Any) -> list[dict[str, Any]]:
-    """Send an operation ("status", "stop" or "pace") to each running prefetcher, and return the responses.
+    """Send an operation ("status", "stop" or "rate_limit") to each running prefetcher, and return the responses.
 
     "stop" returns after the prefetchers have exited. A prefetcher that does not respond within ANSWER_S seconds counts as
     exited.
@@ -160,7 +160,7 @@ def _ask(
     plan: Mapping[str, Any],
     names: Collection[str] | None,
     directory: Path | None,
-    pace: PacedFetch | None,
+    rate_limit: LimitedFetch | None,
     *,
     early: bool = False,
 ) -> Channel:
@@ -169,7 +169,7 @@ def _ask(
         "op": "attach",
         "source": normalize_address(source),
         "environment": environment,
-        "pace": None if pace is None else asdict(pace),
+        "rate_limit": None if rate_limit is None else asdict(rate_limit),
         "early": early,
         "events": TIMELINE_EVENTS.read() or None,
     }

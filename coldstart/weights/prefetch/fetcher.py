@@ -22,7 +22,7 @@ import msgspec
 from coldstart.weights.prefetch import PrefetchRefusedError, layout
 from coldstart.weights.prefetch.http_source import open_http_source
 from coldstart.weights.prefetch.layout import DigestedRange, SharedRegion
-from coldstart.weights.prefetch.paces import FetchRateLimiter
+from coldstart.weights.prefetch.rate_limits import FetchRateLimiter
 from coldstart.weights.prefetch.schedule import CheckState, FetchSchedule, Lease
 from coldstart.weights.prefetch.sources import (
     LocalSource,
@@ -70,7 +70,7 @@ class _Job:
     """Fetch of the checks `run`, which are consecutive in one file. Clients had made `request` requests when it began."""
 
     run: range
-    pace: FetchRateLimiter
+    limiter: FetchRateLimiter
     environment: Mapping[str, str]
     request: int
     received: int = 0
@@ -78,7 +78,7 @@ class _Job:
     def count(self, size: int) -> None:
         """Count `size` received bytes, and wait for the rate limit."""
         self.received += size
-        self.pace.consume_and_wait(size)
+        self.limiter.consume_and_wait(size)
 
 
 class Fetcher:
@@ -97,7 +97,7 @@ class Fetcher:
             address: Normalized source.
             plan: Weights plan as JSON.
             changed: Condition that protects the state.
-            streams: Number of parallel streams for the fetches of one pace, so that a slow fetch does not delay others.
+            streams: Number of parallel streams for the fetches of one limiter, so that a slow fetch does not delay others.
             budget: Maximum number of bytes that all leases may request.
             patience_s: Time in seconds for which a source that does not respond is retried.
 
@@ -129,7 +129,7 @@ class Fetcher:
     def create_lease(
         self,
         names: Sequence[str] | None,
-        pace: FetchRateLimiter,
+        limiter: FetchRateLimiter,
         environment: Mapping[str, str],
         *,
         background: bool = False,
@@ -158,27 +158,27 @@ class Fetcher:
         if self.region is not None and new:
             self.region.start_allocation(self.layout.checks[number] for number in new)
         lease = Lease(wanted, background=background)
-        self.leases[lease] = pace
+        self.leases[lease] = limiter
         self._early |= {lease} if early else set()
         self._is_taken |= not early
         self._end_early()
-        while pace.streams < self.streams and self.board.is_unfinished(lease):
-            pace.streams += 1
-            Thread(target=self._stream, args=(pace,), name="stream", daemon=True).start()
+        while limiter.streams < self.streams and self.board.is_unfinished(lease):
+            limiter.streams += 1
+            Thread(target=self._stream, args=(limiter,), name="stream", daemon=True).start()
         self.changed.notify_all()
         return lease
 
     def release_lease(self, lease: Lease) -> None:
         """End a lease. Its bytes remain in memory."""
-        if (pace := self.leases.pop(lease, None)) is not None:
-            pace.served |= not self.board.is_unfinished(lease)
+        if (limiter := self.leases.pop(lease, None)) is not None:
+            limiter.served |= not self.board.is_unfinished(lease)
         self._early.discard(lease)
         self.changed.notify_all()
 
-    def has_fetch_ended(self, pace: FetchRateLimiter) -> bool:
-        """Return whether a lease of this pace has received all requested bytes, and no lease of the pace waits for bytes."""
-        waits = [self.board.is_unfinished(lease) for lease, own in self.leases.items() if own is pace]
-        return not any(waits) and (bool(waits) or pace.served)
+    def has_fetch_ended(self, limiter: FetchRateLimiter) -> bool:
+        """Return whether a lease of this limiter has received all requested bytes, and none waits for more."""
+        waits = [self.board.is_unfinished(lease) for lease, own in self.leases.items() if own is limiter]
+        return not any(waits) and (bool(waits) or limiter.served)
 
     def document(self) -> dict[str, Any]:
         """Return the source, byte counts, errors, and times of the first and last byte (CLOCK_MONOTONIC, in s) as JSON data."""
@@ -213,12 +213,12 @@ class Fetcher:
 
     # Streams. These three are called without the lock.
 
-    def _stream(self, pace: FetchRateLimiter) -> None:
-        """Fetch until no lease of this pace waits for bytes."""
+    def _stream(self, limiter: FetchRateLimiter) -> None:
+        """Fetch until no lease of this limiter waits for bytes."""
         space = memoryview(bytearray(min(self.layout.chunk, self.layout.total_bytes)))
         source: RangeSource | None = None
         opened: Mapping[str, str] | None = None
-        while (job := self._take(pace)) is not None:
+        while (job := self._take(limiter)) is not None:
             failure: Exception | None = None
             try:
                 if source is not None and opened != job.environment:
@@ -236,22 +236,22 @@ class Fetcher:
         if source is not None:
             source.close()
 
-    def _take(self, pace: FetchRateLimiter) -> _Job | None:
-        """Wait for a run of checks to fetch, and return it, or None if no lease of this pace waits for bytes."""
+    def _take(self, limiter: FetchRateLimiter) -> _Job | None:
+        """Wait for a run of checks to fetch, and return it, or None if no lease of this limiter waits for bytes."""
         with self.changed:
-            while any(own is pace and self.board.is_unfinished(one) for one, own in self.leases.items()):
+            while any(own is limiter and self.board.is_unfinished(one) for one, own in self.leases.items()):
                 delay_s = self._retry_at - monotonic()
                 run = (
-                    self.board.pick_run(self.leases, lambda one: self.leases[one] is pace)
+                    self.board.pick_run(self.leases, lambda one: self.leases[one] is limiter)
                     if delay_s <= 0
                     else None
                 )
                 if run is not None:
                     self.board.set_state(run, CheckState.BUSY)
                     self._began = self._began or monotonic()
-                    return _Job(run, pace, self._environment, self._requests)
+                    return _Job(run, limiter, self._environment, self._requests)
                 self.changed.wait(delay_s if delay_s > 0 else None)
-            pace.streams -= 1
+            limiter.streams -= 1
             return None
 
     def _fetch(self, job: _Job, source: RangeSource, space: memoryview) -> None:

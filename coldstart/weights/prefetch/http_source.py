@@ -136,5 +136,5 @@ def _find_fault(given: Mapping[str, str], size: int, start: int, end: int) -> st
     if unit != "bytes" or span != f"{start}-{end - 1}":
         return f"returned the range {unit[:40]} {rest[:80]!r} for a request of bytes {start}-{end - 1}"
     if total not in ("*", str(size)):
-        return f"has {total[:40]} bytes, but the weights plan has {size}"
+        return f"has {total[:40]} bytes, but the weights plan expects {size}"
     return "returned a Content-Encoding" if given.get("Content-Encoding", "identity") != "identity" else ""

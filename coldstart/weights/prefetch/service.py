@@ -33,14 +33,14 @@ from coldstart.contract.environment import (
     PREFETCH_PATIENCE_S,
     PREFETCH_STREAMS,
 )
-from coldstart.contract.weights import PacedFetch
+from coldstart.contract.weights import LimitedFetch
 from coldstart.system import timeline
 from coldstart.system.ipc import json_lines, peers
 from coldstart.system.ipc.json_lines import Channel
 from coldstart.system.proc import processes
 from coldstart.weights.prefetch import PrefetchRefusedError
 from coldstart.weights.prefetch.fetcher import Fetcher
-from coldstart.weights.prefetch.paces import FetchRateLimiter
+from coldstart.weights.prefetch.rate_limits import FetchRateLimiter
 from coldstart.weights.prefetch.schedule import FetchSchedule, Lease, join
 from coldstart.weights.prefetch.sources import compute_weights_key, normalize_address
 
@@ -54,7 +54,7 @@ _MEMORY_SHARE = 0.5
 class _Attach(msgspec.Struct):
     source: str
     environment: dict[str, str] = {}
-    pace: PacedFetch | None = None
+    rate_limit: LimitedFetch | None = None
     early: bool = False
     events: str | None = None
 
@@ -70,7 +70,7 @@ class PrefetchServer:
         self.fetcher: Fetcher | None = None
         self.clients = 0
         self._quiet_since = time.monotonic()
-        self._paces = dict[
+        self._limiters = dict[
             str, FetchRateLimiter
         ]()  # by the name of the fetch, or "" for fetches without a limit
 
@@ -125,17 +125,17 @@ class PrefetchServer:
             )
         return self.fetcher
 
-    def get_shared_pace(self, pace: PacedFetch | None) -> FetchRateLimiter:
-        """Return the rate limit shared by all leases of a named fetch."""
-        name, rate = ("", None) if pace is None else (pace.name, pace.rate)
-        return self._paces.setdefault(name, FetchRateLimiter(rate))
+    def get_shared_limiter(self, rate_limit: LimitedFetch | None) -> FetchRateLimiter:
+        """Return the rate limiter shared by all leases of a named fetch."""
+        name, rate = ("", None) if rate_limit is None else (rate_limit.name, rate_limit.rate)
+        return self._limiters.setdefault(name, FetchRateLimiter(rate))
 
-    def set_pace(self, request: PacedFetch) -> dict[str, Any] | None:
+    def set_rate_limit(self, request: LimitedFetch) -> dict[str, Any] | None:
         """Change the rate limit of a fetch. Return its progress and whether it has ended, or None if it has not begun."""
-        if self.fetcher is None or (pace := self._paces.get(request.name)) is None:
+        if self.fetcher is None or (limiter := self._limiters.get(request.name)) is None:
             return None
-        pace.set_rate(request.rate)
-        return {**pace.document(), "ended": self.fetcher.has_fetch_ended(pace)}
+        limiter.set_rate(request.rate)
+        return {**limiter.document(), "ended": self.fetcher.has_fetch_ended(limiter)}
 
     def status(self) -> dict[str, Any]:
         """Return the entry of this prefetcher for `coldstart prefetch status`."""
@@ -166,11 +166,11 @@ class _Client:
             self._attach(msgspec.convert(message, _Attach))
         elif operation == "wait" and self.lease is not None and service.fetcher is not None:
             self._wait(service.fetcher.board)
-        elif operation in ("pace", "status"):
+        elif operation in ("rate_limit", "status"):
             with service.changed:
                 response = (
-                    service.set_pace(msgspec.convert(message, PacedFetch))
-                    if operation == "pace"
+                    service.set_rate_limit(msgspec.convert(message, LimitedFetch))
+                    if operation == "rate_limit"
                     else service.status()
                 )
             self.channel.send({operation: response})
@@ -186,13 +186,13 @@ class _Client:
             raise json_lines.MalformedMessageError("received a second attach message")
         began, wanted = timeline.now(), msgspec.json.decode(names, type=list[str] | None)
         with self.service.changed:
-            fetcher, pace = (
+            fetcher, limiter = (
                 self.service.find_fetcher(request.source, plan),
-                self.service.get_shared_pace(request.pace),
+                self.service.get_shared_limiter(request.rate_limit),
             )
-            background = request.pace is not None and request.pace.background
+            background = request.rate_limit is not None and request.rate_limit.background
             self.lease = fetcher.create_lease(
-                wanted, pace, request.environment, background=background, early=request.early
+                wanted, limiter, request.environment, background=background, early=request.early
             )
             self.known, ready = len(fetcher.board.settled), join(fetcher.board.list_ready())
         if request.early:

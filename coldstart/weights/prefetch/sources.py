@@ -91,7 +91,7 @@ class LocalSource:
                 self._open[name] = files.open_descriptor(path)
             descriptor = self._open[name]
             if (actual := os.fstat(descriptor).st_size) != size:
-                raise SourceUnusableError(f"{path} has {actual} bytes, but the weights plan has {size}")
+                raise SourceUnusableError(f"{path} has {actual} bytes, but the weights plan expects {size}")
             # Request the full range from the disk at once: the kernel's readahead would send many short requests.
             os.posix_fadvise(descriptor, start, len(buffer), os.POSIX_FADV_WILLNEED)
             got = os.preadv(descriptor, [buffer], start)

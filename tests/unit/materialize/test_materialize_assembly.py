@@ -25,7 +25,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailedError
 from coldstart.launch import pruning
 from coldstart.materialize import assembly, materialize
-from coldstart.materialize.assembly import Assembly, ProofFailedError, require_fast_path
+from coldstart.materialize.assembly import Assembly, VerificationFailedError, require_fast_path
 from coldstart.materialize.materialize import MaterializationPlan, create_workspace
 from coldstart.materialize.options import Options, no_progress
 from coldstart.models.inspection import BundleLookup
@@ -155,7 +155,7 @@ def test_the_error_of_a_proof_start_names_the_unused_sections(
     running = SimpleNamespace(report={"fast_path": {}, "fallbacks": []}, ready_s=1.0)
     monkeypatch.setattr(assembly.server_process, "start_fresh", lambda plan, output: (process, None))
     monkeypatch.setattr(assembly.server_process, "await_readiness", lambda *_: running)
-    with pytest.raises(ProofFailedError, match="the end of its log") as caught:
+    with pytest.raises(VerificationFailedError, match="the end of its log") as caught:
         materialization._run_test_start()
     assert caught.value.unused == ["compile"]
 

@@ -13,7 +13,7 @@ from coldstart.artifacts import files
 from support.fake_upstream import FakeServer, wait_until
 from support.fleet_rig import SETTINGS, FleetStage, deployment, fleet
 
-from coldstart.contract.weights import PacedFetch
+from coldstart.contract.weights import LimitedFetch
 from coldstart.fleet.live import deployments
 from coldstart.fleet.live.orders import RankEnded, RankFetched, RankUp
 from coldstart.fleet.live.state import FleetState, ModelDeployment
@@ -23,17 +23,17 @@ ENDED = {"rate": None, "bytes": 10, "seconds": 2.0, "limited": False, "ended": T
 
 
 class Prefetcher:
-    """`told` are all paces; what it says of a fetch is `said`, by the worker."""
+    """`told` are all rate limits; what it says of a fetch is `said`, by the worker."""
 
     def __init__(self) -> None:
-        self.told: list[PacedFetch] = []
+        self.told: list[LimitedFetch] = []
         self.said: dict[str, Mapping[str, Any]] = {}
 
-    def tell(self, pace: PacedFetch) -> Mapping[str, Any] | None:
-        self.told.append(pace)
+    def tell(self, rate_limit: LimitedFetch) -> Mapping[str, Any] | None:
+        self.told.append(rate_limit)
         if not self.told[3:]:
             raise client.PrefetchLostError("no prefetcher runs")
-        return self.said.get(pace.name.partition(" ")[0])
+        return self.said.get(rate_limit.name.partition(" ")[0])
 
     def rate(self, worker: str) -> float | None:
         mine = [one.rate for one in self.told if one.name.startswith(worker + " ")]
@@ -43,7 +43,7 @@ class Prefetcher:
 @pytest.fixture
 def prefetcher(monkeypatch: pytest.MonkeyPatch) -> Prefetcher:
     made = Prefetcher()
-    monkeypatch.setattr(client, "set_pace", made.tell)
+    monkeypatch.setattr(client, "set_rate_limit", made.tell)
     return made
 
 
@@ -68,9 +68,12 @@ async def test_rates_follow_the_reservations_and_a_link_that_a_fetch_had_to_itse
         for name in ("a", "b"):
             stage.deploy(fetched_from(deployment(name)))
         first = await _launched(stage, "a")
-        assert first.pace is not None and (first.pace.rate, first.pace.background) == (None, False)
+        assert first.rate_limit is not None and (first.rate_limit.rate, first.rate_limit.background) == (
+            None,
+            False,
+        )
         second = await _launched(stage, "b")
-        assert second.pace is not None and second.pace.rate == 0.0005
+        assert second.rate_limit is not None and second.rate_limit.rate == 0.0005
         await wait_until(lambda: prefetcher.rate("a#1.0") == 0.0005)
         prefetcher.said["a#1.0"] = ENDED | {"limited": True}
         await wait_until(lambda: prefetcher.rate("b#1.0") is None)

@@ -141,7 +141,7 @@ def test_redirect_is_cached_and_renewed_when_expired() -> None:
         ((302, {"Location": "ftp://127.0.0.1/f"}, b""), "ftp"),
         ((206, {}, b"data"), "for a request of bytes 0-3"),
         ((206, {"Content-Range": "bytes 4-7/100"}, b"data"), "4-7/100"),
-        ((206, {"Content-Range": "bytes 0-3/99"}, b"data"), "has 99 bytes, but the weights plan has 100"),
+        ((206, {"Content-Range": "bytes 0-3/99"}, b"data"), "has 99 bytes, but the weights plan expects 100"),
         (
             (206, {"Content-Range": "bytes 0-3/100", "Content-Encoding": "gzip"}, b"data"),
             "returned a Content-Encoding",
@@ -199,7 +199,7 @@ def test_truncated_file_is_refused(tmp_path: Path) -> None:
     try:
         assert source.read("f", 4, 0, memoryview(bytearray(4)), lambda _: None) == 4
         (tmp_path / "f").write_bytes(b"12")
-        with pytest.raises(SourceUnusableError, match="has 2 bytes, but the weights plan has 4"):
+        with pytest.raises(SourceUnusableError, match="has 2 bytes, but the weights plan expects 4"):
             source.read("f", 4, 2, memoryview(bytearray(2)), lambda _: None)
     finally:
         source.close()

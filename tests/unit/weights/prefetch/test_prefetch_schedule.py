@@ -13,10 +13,10 @@ import pytest
 from support.prefetching import Weights, check_whole
 from support.range_server import RangeServer
 
-from coldstart.contract.weights import PacedFetch
+from coldstart.contract.weights import LimitedFetch
 from coldstart.weights.prefetch import client, layout
 from coldstart.weights.prefetch.layout import RegionLayout
-from coldstart.weights.prefetch.paces import BURST_S, TokenBucket
+from coldstart.weights.prefetch.rate_limits import BURST_S, TokenBucket
 from coldstart.weights.prefetch.schedule import CheckState, FetchSchedule, Lease
 
 CHUNK = 100
@@ -131,20 +131,20 @@ def test_a_bucket_never_lets_more_through_than_its_rate_and_never_less() -> None
 
 def test_prefetcher_follows_a_changed_rate(weights: Weights, server: RangeServer, runtime: Path) -> None:
     rate, began = 200e3, time.monotonic()
-    pace = PacedFetch("worker", rate)
-    with client.start_early_fetch(server.url, weights.plan, pace=pace, directory=runtime):
+    rate_limit = LimitedFetch("worker", rate)
+    with client.start_early_fetch(server.url, weights.plan, rate_limit=rate_limit, directory=runtime):
         said: dict[str, Any] = {"bytes": 0}
         while said["bytes"] < 300e3:
             with suppress(client.PrefetchLostError):  # the prefetcher has not started yet
-                said = client.set_pace(pace, directory=runtime) or said
+                said = client.set_rate_limit(rate_limit, directory=runtime) or said
             time.sleep(0.02)
         # Each stream holds at most one more piece.
         assert said["bytes"] <= rate * (time.monotonic() - began + BURST_S) + 4 * 256e3
         assert said["limited"] and not said["ended"]
-        with client.attach(server.url, weights.plan, pace=pace, directory=runtime) as attached:
-            client.set_pace(PacedFetch("worker", None), directory=runtime)
+        with client.attach(server.url, weights.plan, rate_limit=rate_limit, directory=runtime) as attached:
+            client.set_rate_limit(LimitedFetch("worker", None), directory=runtime)
             check_whole(attached, weights)
-        said = client.set_pace(PacedFetch("worker", None), directory=runtime) or {}
+        said = client.set_rate_limit(LimitedFetch("worker", None), directory=runtime) or {}
         assert said["ended"] and said["bytes"] == sum(map(len, weights.data.values()))
 
 
@@ -154,4 +154,4 @@ def test_invalid_rate_is_refused(weights: Weights, runtime: Path, rate: object) 
         client.attach(str(weights.directory), weights.plan, directory=runtime),
         pytest.raises(client.PrefetchError),
     ):
-        client.set_pace(PacedFetch("worker", rate), directory=runtime)  # type: ignore[arg-type]
+        client.set_rate_limit(LimitedFetch("worker", rate), directory=runtime)  # type: ignore[arg-type]

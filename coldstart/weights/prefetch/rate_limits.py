@@ -59,7 +59,7 @@ class FetchRateLimiter:
     """Rate limit of one fetch, shared by all leases of the fetch.
 
     `limited` is whether a rate has applied to any byte so far. `served` is whether a lease that has ended received all
-    the bytes that it requested. `streams` is the number of streams that fetch with this pace.
+    the bytes that it requested. `streams` is the number of streams that fetch with this limiter.
     """
 
     def __init__(self, rate: float | None) -> None:
