@@ -100,7 +100,7 @@ def test_commands_control_a_running_host(served: Served) -> None:
         assert "a is ready after" in await _command(served, "load", "a")
         assert "a was already ready\n" in await _command(served, "load", "a")
         assert "a said so" in await _command(served, "logs", "a")
-        assert "no server of b" in await _command(served, "logs", "b", code=1)
+        assert "no server of model b" in await _command(served, "logs", "b", code=1)
         assert "`nobody` does not exist" in await _command(served, "load", "nobody", code=1)
         assert " s; evicted a\n" in await _command(served, "load", "b")
         assert " s; evicted b\n" in await _command(served, "load", "a")

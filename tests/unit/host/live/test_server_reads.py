@@ -66,7 +66,7 @@ async def test_upstream_reads_safe_routes_of_a_running_server(tmp_path: Path) ->
     models = {"org/a": {**TWO["a"], "args": ["--api-key", "own"]}, "b": TWO["b"]}
     async with staged(tmp_path, models) as stage:
         status, text = await _get(stage, "/upstream/org/a/version")
-        assert status == 404 and "it is stopped" in text and not stage.servers.begun
+        assert status == 404 and "is stopped" in text and not stage.servers.begun
         assert (await stage.ask(model="org/a", prompt=1))[0] == 200
         for name in ("org/a", "alpha"):
             found = await _get(stage, f"/upstream/{name}/version")

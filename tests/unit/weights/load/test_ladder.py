@@ -83,7 +83,9 @@ def test_files_continue_where_the_prefetcher_stopped(path: Path, at: int, error:
     found, report = _climb(path, _region(attached), _files(path))
     assert found == _true(path)
     assert attached.closed and report.way == "files" and report.tensors == 7
-    assert [step.reason for step in report.fallbacks] == [f"prefetcher, after {at} of 7 tensors: {error}"]
+    assert [step.reason for step in report.fallbacks] == [
+        f"prefetcher failed after {at} of 7 tensors: {error}"
+    ]
 
 
 def test_no_fallback_while_the_prefetcher_delivers(path: Path) -> None:

@@ -80,7 +80,7 @@ def test_failed_start_of_the_prefetcher_is_reported(
     weights: Weights, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLDSTART_PREFETCH_STREAMS", "many")
-    with pytest.raises(client.PrefetchLostError, match="invalid COLDSTART_PREFETCH_STREAMS: 'many'"):
+    with pytest.raises(client.PrefetchLostError, match="'many' of COLDSTART_PREFETCH_STREAMS"):
         client.attach("/nowhere", weights.plan, directory=runtime)
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(client.PrefetchError, match="cannot find a directory for"):
