@@ -170,7 +170,7 @@ def test_other_arguments_are_refused(
     snapshot: list[int], start: Callable[..., Server], hub: BundleLookup
 ) -> None:
     server = start("snapshot", replace(hub, vllm_args=Arguments(("--seed", "1"))))
-    assert server.mode == "fresh" and "its engine_argv is" in server.fallbacks[0].reason
+    assert server.mode == "fresh" and "the engine_argv of the snapshot is" in server.fallbacks[0].reason
     assert not any(map(has_ended, snapshot)), "nothing was released"
 
 
