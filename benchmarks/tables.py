@@ -77,9 +77,9 @@ START_MODES = """\
 | Mode | What starts | CPU | GPU | Needs | First token (two CPU cores) |
 |---|---|---|---|---|---|
 | `standby` | a sleeping engine wakes up | no | yes, predicted {7B standby} |\
- `coldstart template start MODEL --level asleep-1` | {standby} |
+ `coldstart template start MODEL --level asleep-1 -- --enable-sleep-mode` | {standby} |
 | `parked` | a sleeping engine returns to its GPU and wakes up | no | yes, predicted {7B parked} |\
- `coldstart template start MODEL --level parked` | {parked} |
+ `coldstart template start MODEL --level parked -- --enable-sleep-mode` | {parked} |
 | `template-engine` | a fork of a process that has built the engine | yes | no: CUDA does not survive `fork()` |\
  `coldstart template start MODEL` | {template-engine} |
 | `snapshot` | CRIU restores a built engine | yes | only on request, by `vllm snapshot`; untested |\
@@ -90,7 +90,7 @@ START_MODES = """\
  root, CRIU, `coldstart template freeze` | {runtime-snapshot} |
 | `fresh` | a new process with the bundle's compiled code | yes | yes, predicted {7B fresh} | a bundle | {fresh} |
 | plain vLLM | a new process, vLLM's own caches warm | yes |\
- yes, predicted {7B plain}, [{H200 plain} on an H200](docs/how-to/gpu.md#what-was-measured) |  | {vllm-warm} |
+ yes, predicted {7B plain}, or {7B plain-free} with its free options; [{H200 plain} on an H200](docs/how-to/gpu.md#what-was-measured) |  | {vllm-warm} |
 | plain vLLM | a new process, empty caches | yes | yes |  | {vllm-cold} |"""
 
 
