@@ -90,7 +90,8 @@ START_MODES = """\
  root, CRIU, `coldstart template freeze` | {runtime-snapshot} |
 | `fresh` | a new process with the bundle's compiled code | yes | yes, predicted {7B fresh} | a bundle | {fresh} |
 | plain vLLM | a new process, vLLM's own caches warm | yes |\
- yes, predicted {7B plain}, or {7B plain-free} with its free options; [{H200 plain} on an H200](docs/how-to/gpu.md#what-was-measured) |  | {vllm-warm} |
+ yes, predicted {7B plain}, or {7B plain-free} with its free options; \
+[{H200 plain} on an H200](docs/how-to/gpu.md#what-was-measured) |  | {vllm-warm} |
 | plain vLLM | a new process, empty caches | yes | yes |  | {vllm-cold} |"""
 
 

@@ -34,7 +34,7 @@ def command(
         bool,
         typer.Option(
             "--graphs-if-faster",
-            help="Record CUDA graphs, start once with and once without them, and publish them only if that is shorter.",
+            help="Record CUDA graphs, start with and without them, and publish them only if the start with them is faster.",
         ),
     ] = False,
     snapshot: Annotated[

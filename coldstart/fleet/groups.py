@@ -169,7 +169,7 @@ class Deployment:
         return frozenset(self.avoided_until)
 
     def get_startable_spec(self, now: float) -> FleetModel:
-        """Return the model's specification, with pipeline sizes that failed to start recently marked as unavailable."""
+        """Return the model's specification, in which pipeline sizes that recently failed to start are unavailable."""
         self.failed_ranks = {ranks: one for ranks, one in self.failed_ranks.items() if now < one[0]}
         if not self.failed_ranks:
             return self.spec

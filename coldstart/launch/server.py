@@ -36,10 +36,10 @@ class UnusedModes:
     fallbacks: list[Fallback] = field(default_factory=list)
     unavailable: list[Fallback] = field(default_factory=list)
 
-    def record_failure(self, stage: str, error: Exception) -> None:
-        """Record that the start mode `stage` failed."""
+    def record_failure(self, mode: str, error: Exception) -> None:
+        """Record that the start mode `mode` failed, with `error` as the reason."""
         hint = error.hint if isinstance(error, LaunchRefusedError) else None
-        self.fallbacks += [Fallback(stage, str(error), hint)]
+        self.fallbacks += [Fallback(mode, str(error), hint)]
 
 
 @dataclass(eq=False)

@@ -43,8 +43,8 @@ class UpRecord:
     """Record of a supervised server. `url` and `mode` are None until the server is ready.
 
     `planned_url` is set once the port has been chosen. `host` is the listening address. `log` is the path of the log, or None
-    for a server in the foreground. `argument` and `path` are the names of the model on a command line. `pid` and `birth`
-    identify the supervisor. `settings` are the digests that `digest_settings` computed with `salt`.
+    for a server in the foreground. A command line can name the model by `argument`, as `up` received it, or by `path`. `pid`
+    and `birth` identify the supervisor. `settings` are the digests that `digest_settings` computed with `salt`.
     """
 
     argument: str

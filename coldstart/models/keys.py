@@ -87,9 +87,9 @@ def read_hardware_fields(*, on_cpu: bool) -> dict[str, Scalar]:
     """Return the hardware fields that affect the artifacts of a CPU engine (`on_cpu`) or a GPU engine.
 
     The key of a CPU engine contains the number of usable CPUs: Inductor uses it to choose the depth of parallel loops
-    (decide_parallel_depth, even with vLLM's dynamic_threads), and step latency depends on it. Artifacts of a GPU engine
-    depend only on the CPU architecture and the driver branch, because one fleet can have several minor releases of a
-    driver. CUDA graphs need the exact driver version, which is checked when they are restored.
+    (decide_parallel_depth, even with vLLM's dynamic_threads), and step latency depends on it. The key of a
+    GPU engine contains only the CPU architecture and the driver branch, so that servers with different minor releases of a
+    driver can share a bundle. CUDA graphs need the exact driver version, which is checked when they are restored.
     """
     cpu = hardware.read_cpu_fields()
     return cpu if on_cpu else {"cpu.machine": cpu["cpu.machine"], **hardware.read_gpu_fields()}

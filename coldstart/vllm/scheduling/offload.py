@@ -172,7 +172,7 @@ class CpuPoolOffloadingSpec(CPUOffloadingSpec):
         super().__init__(config)
         if self.blocks_per_chunk != 1:
             raise ValueError(
-                "KV offloading on the CPU supports only chunks of one block; omit block_size and blocks_per_chunk"
+                "KV offloading of a CPU engine supports only chunks of one block; omit block_size and blocks_per_chunk"
             )
         self._pools: CpuPoolWorker | None = None
 

@@ -44,8 +44,8 @@ def open_http_source(address: str, environment: Mapping[str, str]) -> HttpSource
 def headers(address: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the Authorization header, from user:password@ in the address or else from the bearer token in the environment.
 
-    The token does not belong to one source, so it is omitted where it would be sent over plain HTTP. A password in the
-    address is meant for this source.
+    The token is not specific to one source, so it is omitted where it would be sent over plain HTTP. A password in the
+    address is meant for this source, so there it causes an error.
 
     Raises:
         SourceUnusableError: A password would be sent over plain HTTP.

@@ -80,7 +80,7 @@ class FetchSchedule:
         return lease.done < len(lease.wanted)
 
     def pick_run(self, leases: Iterable[Lease], available: Callable[[Lease], bool]) -> range | None:
-        """Return the numbers of the next checks to fetch, consecutive in one file, or None if there are none.
+        """Return the numbers of the next digested ranges to fetch, consecutive in one file, or None if none waits.
 
         Args:
             leases: All leases, in order of arrival.
