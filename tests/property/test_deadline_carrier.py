@@ -125,7 +125,7 @@ def test_require_accepts_a_common_configuration(stages: int) -> None:
 
 
 def test_require_names_the_missing_integration_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compat, "find_unsupported_reason", lambda feature, load=None: f"no {feature} here.")
+    monkeypatch.setattr(compat, "find_unsupported_reason", lambda feature, load=None: f"no {feature} here")
     with pytest.raises(
         scheduler.IncompatibleVllmError, match=r"no scheduler here; serve with --scheduler fcfs"
     ):

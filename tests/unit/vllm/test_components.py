@@ -281,7 +281,7 @@ def test_a_start_that_vllm_rejects_beside_the_connector_goes_on_without_it(
     assert server.create_supported_config(args, plan) and args.kv_transfer_config is None
     (fallback,) = plan.fallbacks
     assert fallback.stage == "handover"
-    assert ("ValueError: no." if rejects else "encoder-decoder models.") in fallback.reason
+    assert ("ValueError: no;" if rejects else "encoder-decoder models;") in fallback.reason
 
 
 @pytest.mark.vllm

@@ -144,7 +144,7 @@ def test_engine_wakes_for_one_server_at_a_time_and_sleeps_again(
     with pytest.raises(urllib.error.URLError):
         resident.ask()
 
-    with pytest.raises(server_process.ServerExitedError, match="different values of: max_num_seqs"):
+    with pytest.raises(server_process.ServerExitedError, match="different values of max_num_seqs"):
         resident.serve("--max-num-seqs", "3")
     assert resident.worker_calls()[-1] == slept
     # A client with a missing directory receives an error; the engine is unaffected.
