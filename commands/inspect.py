@@ -109,10 +109,10 @@ def _list_facts(bundle: Bundle) -> list[tuple[str, object]]:
     tools = ", ".join(f"{name} {version}" for name, version in sorted(provenance.tool.items()))
     phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in provenance.seconds.items())
     verification = "not recorded"
-    if (proof := inspection.read_verification_start(bundle)) is not None:
-        device = f", and {format_bytes(proof.device_bytes)} on the device" if proof.device_bytes else ""
-        memory = format_bytes(proof.memory_bytes)
-        verification = f"ready in {proof.ready_s:.1f} s with {memory} of memory{device}"
+    if (start := inspection.read_verification_start(bundle)) is not None:
+        device = f", and {format_bytes(start.device_bytes)} on the device" if start.device_bytes else ""
+        memory = format_bytes(start.memory_bytes)
+        verification = f"ready in {start.ready_s:.1f} s with {memory} of memory{device}"
     return [
         ("bundle", f"{bundle.name}:v{bundle.version}"),
         ("digest", bundle.digest),

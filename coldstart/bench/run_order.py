@@ -25,7 +25,7 @@ TEMPLATE_ENGINE, SNAPSHOT = modes.TEMPLATE_ENGINE.name, modes.SNAPSHOT.name
 # An engine sleeps between the runs of these modes, whose starts wake it.
 WAKING_MODES = (modes.STANDBY.name, modes.PARKED_ENGINE.name)
 MODES = (VLLM_COLD, VLLM_WARM, VLLM_FREE, VLLM_EAGER, *reversed(modes.list_mode_names()))
-_REQUESTED = (mode.name for mode in modes.LADDER if not (mode.auto_on and mode.is_repeatable))
+_REQUESTED = tuple(mode.name for mode in modes.LADDER if not (mode.auto_on and mode.is_repeatable))
 ON_REQUEST = (VLLM_FREE, VLLM_EAGER, *_REQUESTED)
 DEFAULT_MODES = tuple(mode for mode in MODES if mode not in ON_REQUEST)
 BASELINES = VLLM_MODES

@@ -124,8 +124,8 @@ def read_stages(bundle: Bundle | None, ranks: int = 1) -> tuple[float, float]:
 
     Both are 0 if the bundle does not record stages. The bundle records their sums over the `ranks` ranks of the run.
     """
-    proof = None if bundle is None else inspection.read_verification_start(bundle)
-    spans = proof.spans if proof else {}
+    start = None if bundle is None else inspection.read_verification_start(bundle)
+    spans = start.spans if start else {}
     after_s = sum(spans.get(name, 0.0) for name in _STAGES_AFTER_WEIGHTS)
     return after_s / ranks, spans.get(_LOAD_STAGE, 0.0) / ranks
 
@@ -147,12 +147,12 @@ def look_up_pipelines(
         pipeline = replace(found, vllm_args=args, key=key, bundle=None, nearest=None).refresh()
         if launch.weights_from and not found.model.weight_files:
             pipeline = pipeline.accept_nearest_without_weights()
-        proof = None if pipeline.bundle is None else inspection.read_verification_start(pipeline.bundle)
-        if proof is None:
+        start = None if pipeline.bundle is None else inspection.read_verification_start(pipeline.bundle)
+        if start is None:
             reasons[ranks] = f"no bundle exists (run `{pipeline.format_materialize_command()}`)"
             continue
         _, load_s = read_stages(pipeline.bundle, ranks)
-        seconds[ranks] = max(0.0, proof.ready_s - load_s - library_s)
+        seconds[ranks] = max(0.0, start.ready_s - load_s - library_s)
     return seconds, reasons
 
 

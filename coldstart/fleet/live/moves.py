@@ -132,7 +132,9 @@ class Moves:
             stream.prompt is not None
             and await self._complete(target, stream.build_warmup_request(kv), MOVE_TIMEOUT_S) is None
         ):
-            return self._log_not_moved(ticket, "the new worker did not prefill the tokens generated so far")
+            return self._record_failed_move(
+                ticket, "the new worker did not prefill the tokens generated so far"
+            )
         if kv is not None:
             kv = await self._hold_kv(ticket, source, target, stream)
         if not self._is_open(ticket) or stream.finished or not stream.is_resumable:
@@ -156,7 +158,7 @@ class Moves:
             )
         return settled.result()
 
-    def _log_not_moved(self, ticket: FleetTicket, reason: str) -> bool:
+    def _record_failed_move(self, ticket: FleetTicket, reason: str) -> bool:
         self.failed_count += 1
         self._log.write("not moved", request=ticket.ticket_id, reason=reason)
         return False
@@ -197,7 +199,7 @@ class Moves:
         move = ticket.move
         if move is None or move.settled.done():
             return False
-        self._log_not_moved(ticket, reason)
+        self._record_failed_move(ticket, reason)
         move.settled.set_result(False)
         assert ticket.target is not None
         ticket.grant(ticket.target)

@@ -116,9 +116,9 @@ def choose_profile(launch: Launch, found: BundleLookup, memory: int | None = Non
     `memory` is the size in bytes that the user specified. Raises UsageError if the estimate on a CPU needs local weights
     that are missing, or if the GPU memory is unknown: it cannot be estimated, because vLLM uses all memory that it may use.
     """
-    proof, on_cpu = found.bundle and inspection.read_verification_start(found.bundle), runtime.targets_cpu()
-    if proof and (known := memory or (proof.memory_bytes if on_cpu else proof.device_bytes)):
-        return Profile(known, proof.ready_s, "bundle")
+    start, on_cpu = found.bundle and inspection.read_verification_start(found.bundle), runtime.targets_cpu()
+    if start and (known := memory or (start.memory_bytes if on_cpu else start.device_bytes)):
+        return Profile(known, start.ready_s, "bundle")
     if on_cpu:
         return estimate_profile(launch, found.model.path)
     if memory:
