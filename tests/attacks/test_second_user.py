@@ -247,7 +247,7 @@ def test_name_taken_by_another_user_is_not_used(
     assert won(stranger, tried) == {} and find() == place
 
 
-SERVE = "serve tiny-llama --mode fresh --on-miss warn --port 0 -- --max-model-len 64"
+SERVE = "serve tiny-llama --mode fresh --on-miss warn --port 0 -- --max-model-len 64 --enforce-eager"
 
 
 @pytest.fixture

@@ -62,7 +62,11 @@ def test_documented_message_is_in_the_code(message: str) -> None:
 )
 @pytest.mark.parametrize(
     ("code", "arguments"),
-    [("vllm.__version__", ""), ("importlib.metadata", "--version"), ("api_server", "--help")],
+    [
+        ("vllm.__version__", ""),
+        pytest.param("importlib.metadata", "--version", marks=pytest.mark.nightly),
+        pytest.param("api_server", "--help", marks=pytest.mark.nightly),
+    ],
 )
 def test_a_line_in_place_of_vllms_command_works(code: str, arguments: str, tmp_path: Path) -> None:
     lines = re.findall(r"^python (.+?)(?: +#.*)?$", DOCS["how-to/troubleshooting.md"], re.M)

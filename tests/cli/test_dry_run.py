@@ -91,7 +91,6 @@ def test_a_dry_run_builds_a_tiny_model_elsewhere(before: list[Listing], run: Run
     missing = run("serve", "tiny-llama", "--dry-run", "--on-miss", "materialize", "--format", "json")
     planned = json.loads(missing.stdout)
     assert planned["materializes"] and str(Cache.at().models) in " ".join(planned["vllm_args"])
-    assert "model.architecture" in run("materialize", "tiny-llama", "--dry-run").stdout
 
 
 @pytest.fixture

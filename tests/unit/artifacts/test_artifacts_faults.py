@@ -21,8 +21,6 @@ from tools.bundles import KV, key, provenance, publish, publish_sections
 
 from coldstart.validate.checks import check
 
-KILLS = 200
-
 
 def _child(work: Callable[[], None]) -> int:
     """Fork a process that exits 0 if `work` returns."""
@@ -54,14 +52,15 @@ def _check_whole(store: Store) -> int:
 
 
 @pytest.mark.slow
-def test_store_stays_valid_when_writers_are_killed_at_random(store: Store) -> None:
+@pytest.mark.parametrize("kills", [40, pytest.param(200, marks=pytest.mark.nightly)])
+def test_store_stays_valid_when_writers_are_killed_at_random(store: Store, kills: int) -> None:
     chance, seen = random.Random(7), 0
 
     def work() -> None:
         for run in range(10_000):
             _small(store, os.getpid() * 10_000 + run)
 
-    for kill in range(KILLS):
+    for kill in range(kills):
         child = _child(work)
         # On a loaded machine random kills alone might all come before the first publish.
         while kill % 10 == 0 and len(store.list_bundles()) < 2:

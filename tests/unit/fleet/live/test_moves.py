@@ -72,7 +72,7 @@ async def _stay(stage: FleetStage, pieces: int) -> tuple[list[Any], asyncio.Task
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("usage", [False, True])
+@pytest.mark.parametrize("usage", [pytest.param(False, marks=pytest.mark.nightly), True])
 async def test_hundred_moved_streams_have_each_token_once(tmp_path: Path, usage: bool) -> None:
     async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
         ranks, beside = await _pipeline(stage)

@@ -62,7 +62,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.nightly)])
 def test_an_engine_for_a_gpu_is_forked_and_dies_with_its_server(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -184,6 +184,7 @@ def test_models_in_the_memory_of_one_answer_the_same_after_each_wake(tmp_path: P
 
 
 @pytest.mark.vllm
+@pytest.mark.nightly
 def test_models_without_room_for_a_copy_load_their_weights_again(tmp_path: Path) -> None:
     found = _run(tmp_path, 8, arenas=2)
     assert (found["differences"], found["records"]) == (0, 2)

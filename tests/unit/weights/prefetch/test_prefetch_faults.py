@@ -108,9 +108,6 @@ def test_load_continues_from_files_when_the_prefetcher_is_killed(
     assert "the prefetcher has exited" in fallback.reason
 
 
-CYCLES = 100
-
-
 def _descriptors(pid: int | str = "self") -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208
 
@@ -139,7 +136,10 @@ def _children() -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_hundred_starts_and_stops(weights: Weights, server: RangeServer, runtime: Path) -> None:
+@pytest.mark.parametrize("cycles", [20, pytest.param(100, marks=pytest.mark.nightly)])
+def test_starts_and_stops_leave_nothing_open(
+    weights: Weights, server: RangeServer, runtime: Path, cycles: int
+) -> None:
     names = weights.names("b.")[:3]
 
     def cycle() -> set[int]:
@@ -153,7 +153,7 @@ def test_a_hundred_starts_and_stops(weights: Weights, server: RangeServer, runti
     children, before = set(_children()), (_mappings(), sorted(runtime.iterdir()))
     # The test's own server has threads and connections that end in their own time.
     open_files, threads, regions = _descriptors(), threading.active_count(), set[int]()
-    for _ in range(CYCLES):
+    for _ in range(cycles):
         regions |= cycle()
     wait_until(lambda: threading.active_count() <= threads and _descriptors() <= open_files)
     assert (_mappings(), sorted(runtime.iterdir())) == before
