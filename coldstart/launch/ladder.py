@@ -21,7 +21,7 @@ from coldstart.launch import caches, fetch, modes, planning, prepare
 from coldstart.launch.modes import FRESH, Reason, StartMode
 from coldstart.launch.planning import ServeRequest, ServerStart
 from coldstart.launch.server import Server, UnusedModes
-from coldstart.launch.server_process import ServerExitedError
+from coldstart.launch.server_process import ReadyServer, ServerExitedError
 from coldstart.system import timeline
 from coldstart.system.ipc.peers import PeerError
 
@@ -34,7 +34,8 @@ def start_server(request: ServeRequest, plan: LaunchPlan) -> Server:
     """
     root = plan.env.get("VLLM_CACHE_ROOT")
     unused = UnusedModes(caches.remove_truncated_libraries(Path(root)) if root is not None else [])
-    one = ServerStart(request, plan, timeline.now())
+    uds = Path(str(plan.vllm_args.get_value("uds") or "/"))
+    one = ServerStart(request, plan, timeline.now(), None if uds.exists() else uds)
     for mode in modes.list_modes_to_try(request.mode):
         if (started := _attempt(mode, one, unused)) is not None:
             return started
@@ -84,7 +85,7 @@ def _attempt(mode: StartMode, one: ServerStart, unused: UnusedModes) -> Server |
             return None
         plan, config = one.plan, one.request.lookup.model.config
         with fetch.start_early_fetch(plan, config) if mode.loads_weights else ExitStack() as early:
-            running = mode.launch(one)
+            running = _launch(mode, one)
             # A later node of a pipeline reports readiness before it loads its weights.
             early_fetch = early.pop_all() if plan.vllm_args.contains_flag("headless") else None
     except ServerExitedError as died:
@@ -104,7 +105,13 @@ def _attempt(mode: StartMode, one: ServerStart, unused: UnusedModes) -> Server |
 
 
 def _start_fresh(one: ServerStart, unused: UnusedModes) -> Server:
-    return Server(FRESH.name, one.plan, FRESH.launch(one), unused, began=one.began)
+    return Server(FRESH.name, one.plan, _launch(FRESH, one), unused, began=one.began)
+
+
+def _launch(mode: StartMode, one: ServerStart) -> ReadyServer:
+    if one.socket is not None:
+        one.socket.unlink(missing_ok=True)  # vLLM does not replace the socket of a server that has failed
+    return mode.launch(one)
 
 
 def _without_untrusted_bundle(one: ServerStart, died: ServerExitedError, unused: UnusedModes) -> ServerStart:

@@ -80,11 +80,12 @@ class ServeRequest:
 
 @dataclass(frozen=True)
 class ServerStart:
-    """A start in progress: its request, its launch plan, and the time at which it began, in seconds on CLOCK_MONOTONIC."""
+    """A start in progress: its request, launch plan, begin in seconds on CLOCK_MONOTONIC, and the Unix socket it creates."""
 
     request: ServeRequest
     plan: LaunchPlan
     began: float
+    socket: Path | None = None
 
 
 def plan(request: ServeRequest) -> LaunchPlan:

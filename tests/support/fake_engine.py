@@ -47,6 +47,16 @@ def serve(plan, is_imported=False):  # type: ignore[no-untyped-def]
         return 1
     if behaviour == "recovers":
         fail(ValueError("tried another way"))
+    if path := plan.vllm_args.get_value("uds"):
+        import socket
+
+        # As vLLM does, which neither replaces an existing socket nor removes its own when it is killed.
+        try:
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(path)
+        except OSError as error:
+            fail(error)
+            return 1
     if behaviour == "dies-forked" and is_imported:
         return 7
     if behaviour == "raises":

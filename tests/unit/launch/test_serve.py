@@ -196,6 +196,25 @@ def test_start_falls_back_when_a_forked_server_dies(started: Started, template: 
         assert one.document()["fast_path"]["mode"] is False
 
 
+@pytest.mark.parametrize("behaviour", ["dies-forked", "forgets"])
+def test_fallback_listens_on_the_socket_that_the_failed_server_left(
+    started: Started, template: Template, tmp_path: Path, behaviour: str
+) -> None:
+    template("runtime")
+    one = started("template-runtime", vllm_args=Arguments([behaviour, "--uds", str(tmp_path / "socket")]))
+    assert one.mode == "fresh" and len(one.unused.fallbacks) == 1
+
+
+def test_start_does_not_replace_the_socket_of_another_server(
+    started: Started, template: Template, tmp_path: Path
+) -> None:
+    template("runtime")
+    with peers.Listener(tmp_path / "socket"):
+        with pytest.raises(server_process.ServerExitedError, match="Address already in use"):
+            started("template-runtime", vllm_args=Arguments(["serves", "--uds", str(tmp_path / "socket")]))
+        peers.connect(tmp_path / "socket").close()
+
+
 def test_start_falls_back_when_a_thawed_server_dies(started: Started, thawed: FakeThawed) -> None:
     one = started("auto", vllm_args=Arguments(["dies-forked"]))
     (step,) = one.document()["fallbacks"]
