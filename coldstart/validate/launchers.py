@@ -18,7 +18,7 @@ from pathlib import Path
 
 from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
-from coldstart.errors import NO_BUNDLE, CommandFailedError, NoBundleError
+from coldstart.errors import ERROR, NO_BUNDLE, CommandFailedError, NoBundleError
 from coldstart.launch import modes
 from coldstart.launch.fetch import INSTANT_TENSOR
 from coldstart.system import paths, runtime
@@ -33,7 +33,7 @@ VLLM_MODES = (VLLM_COLD, VLLM_WARM, VLLM_FREE, VLLM_EAGER)
 FREE_VARIABLES = {"VLLM_WORKER_MULTIPROC_METHOD": "fork", "VLLM_ENABLE_STARTUP_PLAN": "1"}
 FULL_DECODE_ONLY = '{"cudagraph_mode":"FULL_DECODE_ONLY"}'
 CPU_KV_GIB = "1"
-PREPARE_TIMEOUT_S = 600.0
+PREPARE_TIMEOUT_S = 660.0  # longer than that of `coldstart template start`, whose error says more
 
 
 @dataclass(frozen=True)
@@ -142,18 +142,22 @@ class ServeLauncher:
         environment = {**os.environ, **create_runtime_environment(self.runtime)}
         # Use a file and not a pipe, which the template would inherit and keep open.
         log = self.runtime / f"{self.mode}-{action}.log"
-        with log.open("wb") as output:
-            status = subprocess.run(
-                [*find_coldstart_command(), "template", action, *arguments],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                timeout=PREPARE_TIMEOUT_S,
-                check=False,
-            ).returncode
+        try:
+            with log.open("wb") as output:
+                status = subprocess.run(
+                    [*find_coldstart_command(), "template", action, *arguments],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    timeout=PREPARE_TIMEOUT_S,
+                    check=False,
+                ).returncode
+            outcome = f"exited with code {status}"
+        except subprocess.TimeoutExpired:
+            status, outcome = ERROR, f"did not end within {PREPARE_TIMEOUT_S:g} s and was killed"
         if status:
-            message = f"coldstart template {action} exited with code {status}: {exits.read_log_tail(log)}"
+            message = f"coldstart template {action} {outcome}: {exits.read_log_tail(log)}"
             if status == NO_BUNDLE:
                 raise NoBundleError(message)
             raise CommandFailedError(message, hint="run `coldstart doctor`")

@@ -283,3 +283,16 @@ def test_a_template_that_does_not_come_up(
         template.prepare()
     template.close()
     assert len(calls()) == 1
+
+
+def test_template_command_that_does_not_end_is_an_error_of_its_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["sh", "-c", "echo importing; exec sleep 60"]
+    monkeypatch.setattr(launchers, "find_coldstart_command", lambda: words)
+    monkeypatch.setattr(launchers, "PREPARE_TIMEOUT_S", 0.5)
+    (template,) = launchers.create_launchers(SUBJECT, [run_order.TEMPLATE_ENGINE], tmp_path)
+    with pytest.raises(
+        CommandFailedError, match=r"start did not end within 0\.5 s and was killed: importing"
+    ):
+        template.prepare()
