@@ -124,9 +124,9 @@ class ForkedServer:
         return self.connection.fileno()
 
     def wait(self) -> int:
-        """Wait for the exit and return the exit code, or 1 if the template disconnected without reporting one."""
+        """Wait for the exit and return the exit code, or 137 (SIGKILL) if the server was killed with its template."""
         if self._code is None:
-            self._code = next((_exit_code(int(m["exit"])) for m in self._replies if "exit" in m), 1)
+            self._code = next((_exit_code(int(m["exit"])) for m in self._replies if "exit" in m), 137)
             if self.holder is not None:
                 self.holder.end()
         return self._code
@@ -196,13 +196,12 @@ def start_fresh(plan: LaunchPlan, output: IO[bytes] | None = None) -> tuple[Serv
     Returns:
         The process, and the descriptor on which the server reports readiness.
     """
-    supervisor: dict[str, str] = {SUPERVISOR_PID: str(os.getpid())}
     process, reader = spawn_engine_module(
         "server",
         plan,
         lambda file, writer: [f"/proc/self/fd/{file}"],
         output or sys.stderr,
-        env=os.environ | supervisor | plan.env,
+        env=os.environ | {str(SUPERVISOR_PID): str(os.getpid())} | plan.env,
         variable=READY_FD_ENV,
     )
     return ChildServer(process), reader

@@ -91,7 +91,9 @@ def list_templates(root: Path | None = None) -> Iterator[RunningTemplate]:
         except (OSError, ValueError, LookupError, TypeError):
             continue  # being written, or being removed
         pid = template.pid if template.pid and processes.is_alive(template.pid, template.birth) else None
-        servers = _awake(pid, directory) if template.level in SLEEP_LEVELS else _servers(pid)
+        servers = _servers(pid)
+        if template.level in SLEEP_LEVELS:
+            servers = (pid,) if pid is not None and (directory / "serving").exists() else ()
         yield replace(template, pid=pid, servers=servers)
 
 
@@ -291,10 +293,6 @@ def _root(given: Path | None = None) -> Path:
     root = given or paths.runtime_dir() / "templates"
     root.mkdir(mode=0o700, exist_ok=True)
     return root
-
-
-def _awake(pid: int | None, directory: Path) -> tuple[int, ...]:
-    return (pid,) if pid is not None and (directory / "serving").exists() else ()
 
 
 def _servers(pid: int | None) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -228,7 +229,7 @@ class FakeTemplate(FakeServer):
             if self.over.is_set():
                 self.ready.set_exception(StartFailedError("ended"))
             else:
-                self.ready.set_result(ReadyServer(f"template-{self.level}", 4243, {}))
+                self.ready.set_result(ReadyServer(f"template-{self.level}", os.getpid(), {}))
             await self.over.wait()
         self.ended.set_result("stopped")
 

@@ -135,9 +135,8 @@ def _answered(message: Mapping[str, Any], channel: json_lines.Channel, run: Run)
     except Exception as error:  # noqa: BLE001 - the gateway reports any error to the client
         killed = exits.is_killed(getattr(error, "code", None))
         # A final error was recognized in the server's log, so the log contains no better reason.
-        flags = {"killed": killed, "final": getattr(error, "is_final", False)}
-        failed = {"failed": asdict(_describe(error))}
-        return _send(channel, failed | {name: True for name, is_set in flags.items() if is_set}, 1)
+        is_final = getattr(error, "is_final", False)
+        return _send(channel, {"failed": asdict(_describe(error)), "killed": killed, "final": is_final}, 1)
     return _send(channel, {"exit": code}, code)
 
 
@@ -250,7 +249,7 @@ def _template(order: StartOrder, level: str, channel: json_lines.Channel) -> int
 
 
 def _guard(template: RunningTemplate, channel: json_lines.Channel, stop: Callable[[], None]) -> int:
-    """Wait until the template exits or its lease ends, then call `stop`. Return the exit code 0.
+    """Wait until the template exits, and send its exit code, or until its lease ends. Then call `stop` and return 0.
 
     After SIGUSR1, or after a start has discarded an unresponsive template, stop it when its last forked process has exited.
     """
@@ -264,6 +263,9 @@ def _guard(template: RunningTemplate, channel: json_lines.Channel, stop: Callabl
         while not select.select([pidfd], [], [], RETIRES_S)[0]:
             if not template.socket.exists() and not processes.list_children(template.pid):
                 break
+        else:
+            code = os.waitstatus_to_exitcode(os.waitpid(template.pid, 0)[1])
+            channel.send({"code": code if code >= 0 else 128 - code})
     finally:
         stop()
     return 0

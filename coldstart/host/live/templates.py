@@ -7,7 +7,9 @@ template.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Collection
+from contextlib import suppress
 
 from coldstart.host.launches import FORKED, Launch
 from coldstart.host.live.log import BackgroundTasks, Log
@@ -15,10 +17,12 @@ from coldstart.host.live.servers import ModelServer, ServerStarter, StartFailedE
 from coldstart.host.live.starter import StartOrder
 from coldstart.host.specification import HostSettings
 from coldstart.host.status import HostFacts
+from coldstart.system.proc import processes
 
 RUNTIME = "runtime"
-# Seconds after which a template that failed or exited is restarted. A killed template is restarted immediately.
-AGAIN_S = 60.0
+# Seconds after which a template is restarted if its start failed or if ENDS others have ended within ENDS_S. Another lost
+# template is restarted at once. A start waits at most REPORT_S for the report that the template has exited.
+AGAIN_S, ENDS, ENDS_S, REPORT_S = 60.0, 3, 300.0, 5.0
 
 
 class RuntimeTemplate:
@@ -33,6 +37,7 @@ class RuntimeTemplate:
         self._ready_timeout_s, self._is_draining, self._tried = 0.0, False, 0
         self._tasks = BackgroundTasks(log)
         self._again: asyncio.TimerHandle | None = None
+        self._ends_s = deque([-ENDS_S] * ENDS, ENDS)
 
     def configure(self, launches: Collection[Launch], settings: HostSettings) -> None:
         """Start a template if any model uses one. Otherwise retire it, so that it exits after its last forked server."""
@@ -52,48 +57,52 @@ class RuntimeTemplate:
         launch, self._tried = self._launches[self._tried % len(self._launches)], self._tried + 1
         self.log.write("template", model=launch.name, level=RUNTIME)
         try:
-            self._process = process = self.servers.order_start(
-                StartOrder(launch, self._ready_timeout_s, template=RUNTIME)
-            )
+            order = StartOrder(launch, self._ready_timeout_s, template=RUNTIME)
+            self._process = process = self.servers.order_start(order)
         except OSError as error:
-            self._fail(launch, str(error))
-            self._begin_later(AGAIN_S)
+            self._begin_again(launch, str(error), AGAIN_S)
             return
         self._all.add(process)
         process.ended.add_done_callback(lambda _: self._all.discard(process))
         self._tasks.spawn(self._live(launch, process))
 
     async def _live(self, launch: Launch, process: ModelServer) -> None:
-        try:
+        with suppress(StartFailedError):
             ready = await process.ready
-        except StartFailedError as reason:
-            if self._process is process:
-                self._fail(launch, str(reason))
-        else:
             self.facts.template_error = ""
             self.log.write("template ready", model=launch.name, level=RUNTIME, pid=ready.pid)
-        await process.ended
-        if self._process is process:
-            self._process = None
-            self._begin_later(0.0 if process.was_killed else AGAIN_S)
+        reason = await process.ended
+        if self._process is not process:
+            return
+        self._process, failure, now = None, process.ready.exception(), asyncio.get_running_loop().time()
+        is_lost = failure is None or process.was_killed
+        again_s = 0.0 if is_lost and now >= self._ends_s[0] + ENDS_S else AGAIN_S
+        self._ends_s.append(now)
+        self._begin_again(launch, str(failure or reason), again_s)
 
-    def _begin_later(self, again_s: float) -> None:
-        self.log.write("template gone", level=RUNTIME, again_s=again_s)
-        self._again = asyncio.get_running_loop().call_later(again_s, self._begin)
-
-    def _fail(self, launch: Launch, reason: str) -> None:
-        self.log.write("template failed", model=launch.name, level=RUNTIME, reason=reason)
-        self.facts.template_error = reason
+    def _begin_again(self, launch: Launch, reason: str, again_s: float) -> None:
+        self.log.write("template gone", model=launch.name, level=RUNTIME, reason=reason, again_s=again_s)
+        if again_s:
+            self.facts.template_error = reason
+            self._again = asyncio.get_running_loop().call_later(again_s, self._begin)
+        else:
+            self._begin()
 
     async def wait_until_ready(self, launch: Launch) -> bool:
         """Wait until the template is ready or has failed, if this launch uses it. Return False on a timeout.
 
-        Waiting costs no time, because without the template, the start would have to import the same modules.
+        Without the template, each start would import the same modules. That is faster for a single start, but a lost
+        template ends the servers of all models, which then start at the same time.
         """
-        if self._process is None or launch.mode not in FORKED:
-            return True
-        done, _ = await asyncio.wait([self._process.ready], timeout=self._ready_timeout_s)
-        return bool(done)
+        while launch.mode in FORKED and (process := self._process) is not None:
+            if not (await asyncio.wait([process.ready], timeout=self._ready_timeout_s))[0]:
+                return False
+            # The servers of a lost template exit with it, and may be reported before it.
+            if not process.ready.exception() and not processes.read_identity(process.ready.result().pid or 0):
+                await asyncio.wait([process.ended], timeout=REPORT_S)
+            if self._process is process:
+                break
+        return True
 
     def drain(self) -> None:
         """Stop a template that is still starting, and do not start another template."""

@@ -154,6 +154,20 @@ def test_retired_template_is_hidden_and_ends_last(tmp_path: Path, monkeypatch: p
         process.kill()
 
 
+def test_killed_template_is_reported_as_killed(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    process = subprocess.Popen(["sleep", "600"])
+    process.kill()
+    before = signal.getsignal(signal.SIGUSR1)
+    with json_lines.Channel(ours) as there:
+        warm = RunningTemplate("runtime", "key", tmp_path, "tiny", process.pid)
+        try:
+            assert _guard(warm, json_lines.Channel(theirs), lambda: None) == 0
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert [said["code"] for said in there.receive() or () if "code" in said] == [137]
+
+
 GATEWAY = """
 import os, socket, subprocess, sys, time
 ours, theirs = socket.socketpair()

@@ -82,11 +82,40 @@ async def test_failed_template_is_retried_meanwhile(tmp_path: Path, monkeypatch:
         assert (await stage.ask(model="a", prompt=1))[0] == 200
 
 
-async def test_killed_template_is_replaced_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", ["kill", "stop"])
+async def test_lost_template_is_replaced_at_once_unless_many_are_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
     async with staged(tmp_path, runtime_template=True, template_bytes=4, memory=20) as stage:
+        for number, template in enumerate(stage.servers.templates, 1):
+            await wait_until(template.ready.done)
+            getattr(template, end)()
+            if number > templates.ENDS:
+                break
+            await wait_until(lambda: stage.servers.templates[-1] is not template)  # noqa: B023
+            assert (await stage.ask(model="a", prompt=1))[0] == 200
+            assert _error(stage) == ""
+        monkeypatch.setattr(templates, "AGAIN_S", 0.05)
+        await wait_until(lambda: _error(stage) == "stopped")
+        await wait_until(lambda: len(stage.servers.templates) == templates.ENDS + 2 and not _error(stage))
+
+
+async def test_start_waits_for_the_replacement_of_a_template_whose_exit_is_not_reported_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with staged(tmp_path, runtime_template=True, template_bytes=4, memory=20) as stage:
+        await wait_until(stage.servers.templates[0].ready.done)
+        stage.servers.hold = True
+        monkeypatch.setattr(templates.processes, "read_identity", lambda pid: None)
+        asked = asyncio.create_task(stage.ask(model="a", prompt=1))
+        await wait_until(lambda: stage.model("a")["state"] == "starting")
         stage.servers.templates[0].kill()
         await wait_until(lambda: len(stage.servers.templates) == 2)
-        assert (await stage.ask(model="a", prompt=1))[0] == 200
+        assert stage.servers.begun == []
+        stage.servers.templates[1].gate.set()
+        await stage.servers.begins(1)
+        stage.servers.last("a").gate.set()
+        assert (await asked)[0] == 200
 
 
 async def test_slow_template_is_a_start_past_its_deadline(tmp_path: Path) -> None:
