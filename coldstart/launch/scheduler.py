@@ -49,7 +49,6 @@ def check_scheduler(choice: SchedulerSettings, vllm_args: Arguments) -> None:
     ours = {
         f"--scheduler {choice.policy}": {FCFS: (), DEADLINE: _DEADLINE}.get(choice.policy, _OURS),
         "--kv-host-memory": _OURS[-1:] if choice.host_bytes else (),
-        "--shadow": ("additional_config",) if choice.shadow_s else (),
     }
     for own, names in ours.items():
         if taken := [name for name in names if vllm_args.contains_flag(name)]:
@@ -67,7 +66,7 @@ def apply_scheduler(
     from coldstart.vllm.scheduling import build_serve_arguments
 
     ranks, profile, fallbacks = plan.vllm_args.ranks_per_node(), None, list[Fallback]()
-    if choice.policy != FCFS or choice.shadow_s is not None:
+    if choice.policy != FCFS:
         profile, fallbacks = _profile(bundle)
     host_bytes = choice.host_bytes or (_host_bytes(bundle) if choice.policy == MLFQ else None)
     flags = build_serve_arguments(replace(choice, profile=profile, host_bytes=host_bytes), on_cpu=on_cpu)

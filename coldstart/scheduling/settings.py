@@ -176,16 +176,6 @@ class SchedulerSettings:
         unused_by_policies=(FCFS, MLFQ),
         is_live_only=True,
     )
-    shadow_s: float | None = setting(
-        None,
-        "Interval in seconds at which the server predicts from recent requests how much faster the other order (deadline or"
-        " fcfs) would be. Predictions appear in the log and in /metrics. Default: no predictions.",
-        "--shadow",
-        "SECONDS",
-        minimum=1,
-        unused_by_policies=(MLFQ,),
-        is_live_only=True,
-    )
     profile: Mapping[str, object] | None = setting(None, "Iteration times by size, in seconds.")
 
     def __post_init__(self) -> None:
@@ -275,11 +265,10 @@ class SchedulerSettings:
                 )
 
 
-def find_enabled_hooks(additional_config: object) -> tuple[bool, bool]:
-    """Return whether vLLM's --additional-config enables deadlines, and whether it enables shadow predictions."""
+def uses_deadlines(additional_config: object) -> bool:
+    """Return whether vLLM's --additional-config selects the order by deadlines."""
     values = additional_config.get(KEY) if isinstance(additional_config, Mapping) else None
-    known = values if isinstance(values, Mapping) else {}
-    return known.get("policy") == DEADLINE, known.get("shadow_s") is not None
+    return isinstance(values, Mapping) and values.get("policy") == DEADLINE
 
 
 def list_command_options(*, with_live_only: bool = True) -> Iterator[tuple[str, Setting]]:

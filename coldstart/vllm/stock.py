@@ -15,7 +15,7 @@ from threading import Thread
 from coldstart.contract import fallback
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
-from coldstart.scheduling.settings import find_enabled_hooks
+from coldstart.scheduling.settings import uses_deadlines
 from coldstart.system.ipc import addresses
 from coldstart.vllm import compat
 from coldstart.vllm.engine.readiness import send_report, take_ready_pipe
@@ -52,11 +52,9 @@ def _drop_unsupported_arguments(plan: LaunchPlan) -> list[str]:
     if given.get_value("scheduler_cls") == SCHEDULER_CLS:
         dropped |= {"--scheduler-cls", "--additional-config", "--kv-transfer-config"}
         plan.fallbacks.append(Fallback("scheduler", "vLLM's own server uses vLLM's own scheduler"))
-    elif any(wanted := find_enabled_hooks(given.get_value("additional_config"))):
-        dropped |= {"--scheduling-policy"} if wanted[0] else set()
-        dropped.add("--additional-config")
-        lost = "vLLM's own server supports neither deadlines nor shadow predictions"
-        plan.fallbacks.append(Fallback("scheduler", lost))
+    elif uses_deadlines(given.get_value("additional_config")):
+        dropped |= {"--scheduling-policy", "--additional-config"}
+        plan.fallbacks.append(Fallback("scheduler", "vLLM's own server does not support deadlines"))
     if given.get_value("load_format") == LOAD_FORMAT and (
         reason := compat.find_unsupported_reason("weights")
     ):

@@ -35,7 +35,7 @@ OURS = ("--scheduler", "skip-join-mlfq")
         ((*OURS, "--oldest-share", "2"), "--oldest-share must be at least 0, at most 1, found 2.0"),
         (
             ("--alpha", "1"),
-            "cannot use --alpha with fcfs, which accepts only --batch, --kv-host-memory and --shadow",
+            "cannot use --alpha with fcfs, which accepts only --batch and --kv-host-memory",
         ),
     ],
 )

@@ -1,7 +1,6 @@
-"""DeadlinePolicy through vLLM's own priority queue, and the shadow through its statistics."""
+"""DeadlinePolicy through vLLM's own priority queue."""
 
 import asyncio
-import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,11 +18,9 @@ from vllm.v1.kv_offload.base import (
     GPULoadStoreSpec,
 )
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
-from vllm.v1.metrics.stats import FinishedRequestStats, IterationStats
 
 from coldstart.scheduling.deadline import PRIORITY_SPAN_US
 from coldstart.scheduling.settings import KEY, SchedulerSettings
-from coldstart.scheduling.shadow import MIN_REQUESTS
 from coldstart.vllm import compat
 from coldstart.vllm.scheduling import SCHEDULER_CLS, deadlines, headers, kv_transfer_config, scheduler
 from coldstart.vllm.scheduling.counters import PrometheusExporter, SchedulerTotals
@@ -37,9 +34,6 @@ def config(**settings: Any) -> SimpleNamespace:
     return SimpleNamespace(
         additional_config={KEY: {"profile": PROFILE, **settings}},
         cache_config=SimpleNamespace(num_gpu_blocks=100, block_size=16, enable_prefix_caching=True),
-        scheduler_config=SimpleNamespace(
-            max_num_active_seqs=None, max_num_seqs=4, max_num_batched_tokens=512
-        ),
     )
 
 
@@ -90,24 +84,6 @@ def test_the_class_of_a_key_or_a_header_counts_for_a_request_without_a_priority(
     for found, own in (([by_key], 0), ([by_header], 0), ([], 0), ([by_key], 3), ([by_header], -9)):
         asyncio.run(served({"type": "http", "headers": found}, own, None))
     assert [round(priority / PRIORITY_SPAN_US) for priority in given] == [7, -5, 0, 3, -9]
-
-
-def test_the_shadow_reports_what_deadlines_would_gain(caplog: pytest.LogCaptureFixture) -> None:
-    logger = deadlines.ShadowLogger(config(policy="fcfs", shadow_s=3600.0))
-    stats = IterationStats()
-    for number in range(2 * MIN_REQUESTS):
-        ended = FinishedRequestStats(None, e2e_latency=100.0 - number * 0.1, decode_time=1.0)  # type: ignore[arg-type]
-        ended.num_prompt_tokens, ended.num_generation_tokens = (900 if number % 4 == 0 else 10), 5
-        stats.finished_requests.append(ended)
-    stats.finished_requests.append(FinishedRequestStats(None))  # type: ignore[arg-type]
-    logger.record(None, stats)
-    logger.record(None, None)
-    with caplog.at_level(logging.INFO, "vllm.coldstart"):
-        logger.predict_and_publish()
-    assert "predicted, not measured: --scheduler deadline instead of fcfs" in caplog.text
-    assert f"last {2 * MIN_REQUESTS} requests" in caplog.text
-    gauge = deadlines._gauges()["ttft_gain"].labels(engine="0", order="deadline")
-    assert gauge._value.get() > 1.0
 
 
 def incompatible(stages: int = 1, connector: str | None = None, **changes: object) -> SimpleNamespace:

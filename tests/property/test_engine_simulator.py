@@ -1,8 +1,5 @@
 """The simulated server: times of small loads by hand, and invariants of random ones."""
 
-from random import Random
-from statistics import fmean
-
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -13,7 +10,6 @@ from coldstart.lab.engine import EngineSimulator
 from coldstart.lab.traces import TraceRequest
 from coldstart.scheduling.profile import IterationProfile
 from coldstart.scheduling.settings import STRATEGIES, SchedulerSettings
-from coldstart.scheduling.shadow import FinishedRequest, QueueSimulator
 from coldstart.vllm.scheduling.virtual_engine import EngineResources
 
 PROFILE = IterationProfile.create([(1, 0.01), (100, 0.02), (1000, 0.2)], [(1, 0.01), (8, 0.012)])
@@ -148,21 +144,3 @@ def test_a_device_that_one_request_fills_is_an_error_where_the_scheduler_cannot_
     rows = [TraceRequest(0.0, prompt, 10) for prompt in (30, 30, 9, 30, 17)]
     with pytest.raises(UsageError, match="skip-join-mlfq cannot resume any of"):
         simulate(rows, "skip-join-mlfq", batch=4, device_blocks=3, strategy="recompute")
-
-
-@pytest.mark.parametrize("policy", ["fcfs", "deadline"])
-@pytest.mark.parametrize("device", [60, 999])
-def test_the_queue_model_of_predictions_agrees_with_vllms_scheduler(policy: str, device: int) -> None:
-    random = Random(2)
-    rows = [TraceRequest(n * 0.03, random.choice([20, 500]), random.randrange(1, 60)) for n in range(120)]
-    simulated = [
-        record.ttft_s
-        for record in simulate(rows, policy, device_blocks=device, iterations_in_flight=1).records
-    ]
-    factor = 0.0 if policy == "fcfs" else SchedulerSettings().factor
-    model = QueueSimulator(PROFILE, 16, 2048, device * 16, context_s=0.0)
-    requests = [FinishedRequest(row.arrival_s, row.prompt_tokens, 0, row.output_tokens) for row in rows]
-    predicted = model.replay(
-        requests, lambda one: one.arrival_s + factor * PROFILE.prefill(one.prompt)
-    ).ttft_s
-    assert fmean(predicted) == pytest.approx(fmean(simulated), rel=0.15)  # type: ignore[arg-type]

@@ -216,10 +216,8 @@ async def start_engine(args: Namespace, plan: LaunchPlan, app: EarlyApplication)
     # Freeze the imported objects: each gc.collect() of vLLM's loader would scan them for half a second.
     gc.freeze()
     with timeline.measure("start engine", track="server"):
-        client, loggers = scheduler.choose_engine_client(config, plan)
-        engine = client.from_vllm_config(
+        engine = scheduler.choose_engine_client(config, plan).from_vllm_config(
             config,
-            stat_loggers=loggers,
             usage_context=UsageContext.OPENAI_API_SERVER,
             enable_log_requests=args.enable_log_requests,
             aggregate_engine_logging=args.aggregate_engine_logging,

@@ -29,7 +29,7 @@ def build_serve_arguments(settings: SchedulerSettings, *, on_cpu: bool) -> list[
     if settings.policy == DEADLINE:
         flags += ["--scheduling-policy", "priority"]
         flags += ["--middleware", KEEP_HEADERS] if settings.classes else []
-    if settings.policy != FCFS or settings.shadow_s is not None:
+    if settings.policy != FCFS:
         flags += ["--additional-config", json.dumps(settings.build_additional_config())]
     if not evicts and settings.batch is not None:
         flags += ["--max-num-active-seqs", str(settings.batch)]

@@ -12,7 +12,7 @@ from typing import Any
 
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
-from coldstart.scheduling.settings import KEY, find_enabled_hooks
+from coldstart.scheduling.settings import KEY, uses_deadlines
 from coldstart.vllm import compat
 from coldstart.vllm.scheduling import OFFLOADING_MODULE, SCHEDULER_CLS
 
@@ -35,20 +35,18 @@ def drop_unsupported_scheduler(args: Namespace, config: Any, plan: LaunchPlan) -
     return _settle_offloading(args, plan)
 
 
-def choose_engine_client(config: Any, plan: LaunchPlan) -> tuple[Any, list[Any]]:
-    """Return the engine client class (DeadlineLLM if deadlines are enabled), and the additional statistics loggers."""
+def choose_engine_client(config: Any, plan: LaunchPlan) -> Any:
+    """Return the engine client class: DeadlineLLM if deadlines are enabled, otherwise vLLM's own."""
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    enabled = find_enabled_hooks(config.additional_config)
-    if not any(enabled):
-        return AsyncLLM, []
+    if not uses_deadlines(config.additional_config):
+        return AsyncLLM
     if reason := compat.find_unsupported_reason("deadline", _import_deadlines):
-        _add_fallback(plan, f"{reason}; requests have no deadlines, and --shadow predicts nothing")
-        return AsyncLLM, []
-    from coldstart.vllm.scheduling.deadlines import DeadlineLLM, ShadowLogger
+        _add_fallback(plan, f"{reason}; requests have no deadlines")
+        return AsyncLLM
+    from coldstart.vllm.scheduling.deadlines import DeadlineLLM
 
-    deadlines, shadow = enabled
-    return DeadlineLLM if deadlines else AsyncLLM, [ShadowLogger] if shadow else []
+    return DeadlineLLM
 
 
 def _import_deadlines() -> None:
