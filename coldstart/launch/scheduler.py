@@ -46,15 +46,13 @@ def check_scheduler(choice: SchedulerSettings, vllm_args: Arguments) -> None:
         ) from problem
     if choice.classes is not None:
         RequestClasses(Path(choice.classes))
-    ours = {
-        f"--scheduler {choice.policy}": {FCFS: (), DEADLINE: _DEADLINE}.get(choice.policy, _OURS),
-        "--kv-host-memory": _OURS[-1:] if choice.host_bytes else (),
-    }
-    for own, names in ours.items():
-        if taken := [name for name in names if vllm_args.contains_flag(name)]:
-            flag = "--" + taken[0].replace("_", "-")
-            hint = f"omit {flag} or {own.partition(' ')[0]}"
-            raise UsageError(f"{flag} cannot be combined with {own}, which sets it", hint=hint)
+    names = {FCFS: (), DEADLINE: _DEADLINE}.get(choice.policy, _OURS)
+    if taken := [name for name in names if vllm_args.contains_flag(name)]:
+        flag = "--" + taken[0].replace("_", "-")
+        raise UsageError(
+            f"{flag} cannot be combined with --scheduler {choice.policy}, which sets it",
+            hint=f"omit {flag} or --scheduler",
+        )
 
 
 def apply_scheduler(

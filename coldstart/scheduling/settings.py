@@ -41,8 +41,8 @@ class SchedulerSettings:
     """Scheduling policy and its settings. Fields without an option are set only through vLLM's --additional-config.
 
     `alpha_s` is FastServe's starvation limit. A fixed limit turns the queues into round robin once every request waits
-    longer than the limit. The tempered limit is therefore max(alpha_s, alpha_scale * time to give every request one
-    iteration), and the first queue contains at most `promoted_cap` * batch promoted requests.
+    longer than the limit. The tempered limit is therefore max(alpha_s, `alpha_growth` * time to give every request one
+    iteration), and the first queue contains at most `promoted_share` * batch promoted requests.
     """
 
     policy: str = setting(
@@ -97,23 +97,6 @@ class SchedulerSettings:
         choices=MLFQ_VARIANTS,
         unused_by_policies=_VLLM_POLICIES,
     )
-    alpha_scale: float | None = setting(
-        None,
-        "Minimum starvation limit, as a multiple of the time to give every request one iteration (default: 4; 0 with --mlfq"
-        " paper).",
-        "--alpha-scale",
-        "FACTOR",
-        minimum=0,
-        unused_by_policies=_VLLM_POLICIES,
-    )
-    promoted_cap: float | None = setting(
-        None,
-        "Maximum share of the batch for promoted requests in the first queue (default: 0.25; no limit with --mlfq paper).",
-        "--promoted",
-        "SHARE",
-        minimum=0,
-        unused_by_policies=_VLLM_POLICIES,
-    )
     oldest_share: float = setting(
         0.0,
         "Share of time in which requests are served in arrival order; a larger share delays long requests less.",
@@ -143,11 +126,11 @@ class SchedulerSettings:
     )
     host_bytes: int | None = setting(
         None,
-        "Host memory in bytes for the KV of evicted requests (default: the size of the device's KV memory; none with fcfs or"
-        " deadline).",
+        "Host memory in bytes for the KV of evicted requests (default: the size of the device's KV memory).",
         "--kv-host-memory",
         "BYTES",
         minimum=0,
+        unused_by_policies=_VLLM_POLICIES,
     )
     factor: float = setting(
         24.0,
@@ -209,19 +192,17 @@ class SchedulerSettings:
 
     @property
     def alpha_growth(self) -> float:
-        """Return `alpha_scale`, or its default for the MLFQ variant."""
-        return {"paper": 0.0, "tempered": 4.0}[self.mlfq] if self.alpha_scale is None else self.alpha_scale
+        """Return the minimum starvation limit, as a multiple of the time to give every request one iteration."""
+        return {"paper": 0.0, "tempered": 4.0}[self.mlfq]
 
     @property
     def promoted_share(self) -> float:
-        """Return `promoted_cap`, or its default for the MLFQ variant; infinity means no limit."""
-        return {"paper": inf, "tempered": 0.25}[self.mlfq] if self.promoted_cap is None else self.promoted_cap
+        """Return the maximum share of the batch for promoted requests in the first queue; infinity means no limit."""
+        return {"paper": inf, "tempered": 0.25}[self.mlfq]
 
     @property
     def kv_strategy(self) -> str:
-        if self.strategy:
-            return self.strategy
-        return "recompute" if self.policy in _VLLM_POLICIES and not self.host_bytes else "proactive"
+        return self.strategy or "proactive" if self.policy == MLFQ else "recompute"
 
     def get_iteration_profile(self) -> IterationProfile:
         from coldstart.scheduling.profile import FALLBACK_PROFILE, IterationProfile
@@ -250,11 +231,11 @@ class SchedulerSettings:
         ]
         for name, one in changed:
             if self.policy in one.unused_by_policies:
-                *rest, last = [
+                accepted = [
                     o.flag for _, o in list_command_options() if self.policy not in o.unused_by_policies
-                ][1:]
+                ]
                 raise ValueError(
-                    f"cannot use {one.flag} with {self.policy}, which accepts only {', '.join(rest)} and {last};"
+                    f"cannot use {one.flag} with {self.policy}, which accepts only {', '.join(accepted[1:])};"
                     f" use --scheduler {next(name for name in (MLFQ, DEADLINE) if name not in one.unused_by_policies)}"
                 )
             strategies = _STRATEGIES_USING.get(name, STRATEGIES)

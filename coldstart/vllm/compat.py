@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from coldstart.contract.fallback import Fallback
 
 Feature = Literal[
-    "start", "worker", "compile", "lazy-kv", "template", "weights", "scheduler", "deadline", "offload", "graphs",
+    "start", "worker", "compile", "lazy-kv", "template", "weights", "scheduler", "deadline", "graphs",
     "deferred-capture", "kv-plan",
     "aot", "offline", "headless", "late-interaction", "stock", "ahead", "standby", "ending", "application",
     "logging", "progress", "end-requests", "handover", "sharing", "sleep",
 ]  # fmt: skip
 Versions = tuple[tuple[int, int], tuple[int, int]]
 
-_NOT_0_33: tuple[Feature, ...] = ("compile", "scheduler", "offload", "standby", "headless")
+_NOT_0_33: tuple[Feature, ...] = ("compile", "scheduler", "standby", "headless")
 CHECKED_VERSIONS: dict[Feature, Versions] = {
     **dict.fromkeys(_NOT_0_33, ((0, 31), (0, 33))),
     **dict.fromkeys(

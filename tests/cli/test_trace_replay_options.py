@@ -57,14 +57,12 @@ EFFECTS = {
     f"--eta 2 {MLFQ}": ("engine",),
     f"--alpha 1 {MLFQ}": ("engine",),
     f"--mlfq paper {MLFQ}": ("engine",),
-    f"--alpha-scale 1 {MLFQ}": ("engine",),
-    f"--promoted 1 {MLFQ}": ("engine",),
     f"--oldest-share 0.5 {MLFQ}": ("engine",),
     f"--reserve 0.5 {MLFQ}": ("engine",),
     "--deadline-factor 9 --scheduler deadline": ("engine",),
     "--deadline-slo 9 --scheduler deadline": ("engine",),
     f"--kv-strategy recompute {MLFQ}": ("engine",),
-    "--kv-host-memory 1000": ("engine",),
+    f"--kv-host-memory 1000 {MLFQ}": ("engine",),
     "--export json": ALL,
 }
 # Options that have no effect beside others, or without them: kind, options, and the words of the error.

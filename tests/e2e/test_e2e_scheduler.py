@@ -82,14 +82,6 @@ def test_deadlines_change_no_answer_and_a_clients_priority_or_class_comes_first(
             assert count_overtaken(ours, others, last | {"priority": 1}, headers) == 0
 
 
-@pytest.mark.nightly
-def test_vllms_own_scheduler_loads_back_what_it_evicted(machine: Machine, expected: list[list[int]]) -> None:
-    with forked(machine, "--kv-host-memory", str(1 << 27)) as stock:
-        assert together(stock, [body(number) for number in range(REQUESTS)]) == expected
-        assert counters(stock) == {}
-        assert loaded_bytes(stock) > 0
-
-
 def loaded_bytes(served: Served) -> float:
     """Return the bytes of KV that vLLM's connector has loaded from the host."""
     loaded = [line for line in metrics(served) if line.startswith("vllm:kv_offload_load_bytes_total")]

@@ -167,12 +167,9 @@ def test_blocks_come_back_as_they_left() -> None:
 
 
 def test_decode_kv_is_kept_and_the_spec_is_ours_on_the_cpu_only() -> None:
-    extra = kv_transfer_config(1 << 30, on_cpu=True, evicts=True)["kv_connector_extra_config"]
+    extra = kv_transfer_config(1 << 30, on_cpu=True)["kv_connector_extra_config"]
     assert extra["offload_prompt_only"] is False and extra["spec_name"] == "CpuPoolOffloadingSpec"
-    assert (
-        "spec_name"
-        not in kv_transfer_config(1 << 30, on_cpu=False, evicts=False)["kv_connector_extra_config"]
-    )
+    assert "spec_name" not in kv_transfer_config(1 << 30, on_cpu=False)["kv_connector_extra_config"]
 
 
 def test_waiting_for_an_unknown_job_returns() -> None:

@@ -133,7 +133,7 @@ def test_a_tiny_host_means_recompute_never_deadlock() -> None:
 
 
 def test_swapping_moves_the_decided_blocks() -> None:
-    shape = Shape(batch=2, blocks=20, host_blocks=400, settings={"alpha_s": 0.1, "alpha_scale": 0.0})
+    shape = Shape(batch=2, blocks=20, host_blocks=400, settings={"alpha_s": 0.1, "mlfq": "paper"})
     load = Load(shape, {0: [(f"r{i}", list(range(i, i + 12)), 40, 0) for i in range(8)]})
     checked = Checked(load, 1).run()
     counters = checked.scheduler.counters

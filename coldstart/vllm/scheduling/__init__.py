@@ -24,32 +24,30 @@ def build_serve_arguments(settings: SchedulerSettings, *, on_cpu: bool) -> list[
     On the CPU, a KV connector makes vLLM reserve cores. Set VLLM_CPU_OMP_THREADS_BIND, for example to 0 on a machine with
     two cores; otherwise every step takes twice as long.
     """
-    evicts = settings.policy == MLFQ
-    flags = ["--scheduler-cls", SCHEDULER_CLS] if evicts else []
+    flags: list[str] = []
+    if settings.policy == MLFQ:
+        flags += ["--scheduler-cls", SCHEDULER_CLS]
+        if settings.kv_strategy != "recompute" and settings.host_bytes:
+            config = kv_transfer_config(settings.host_bytes, on_cpu=on_cpu)
+            flags += ["--kv-transfer-config", json.dumps(config)]
+    elif settings.batch is not None:
+        flags += ["--max-num-active-seqs", str(settings.batch)]
     if settings.policy == DEADLINE:
         flags += ["--scheduling-policy", "priority"]
         flags += ["--middleware", KEEP_HEADERS] if settings.classes else []
     if settings.policy != FCFS:
         flags += ["--additional-config", json.dumps(settings.build_additional_config())]
-    if not evicts and settings.batch is not None:
-        flags += ["--max-num-active-seqs", str(settings.batch)]
-    if settings.kv_strategy != "recompute" and settings.host_bytes:
-        config = kv_transfer_config(settings.host_bytes, on_cpu=on_cpu, evicts=evicts)
-        flags += ["--kv-transfer-config", json.dumps(config)]
     return flags
 
 
-def kv_transfer_config(host_bytes: int, *, on_cpu: bool, evicts: bool) -> dict[str, Any]:
-    """Return the --kv-transfer-config of vLLM's offloading connector, with offloading of decode KV enabled.
-
-    If `evicts` is True, PolicyScheduler evicts requests instead of vLLM's scheduler.
-    """
+def kv_transfer_config(host_bytes: int, *, on_cpu: bool) -> dict[str, Any]:
+    """Return the --kv-transfer-config of the offloading connector, with offloading of decode KV enabled."""
     extra: dict[str, Any] = {"cpu_bytes_to_use": host_bytes, "offload_prompt_only": False}
     if on_cpu:
         extra |= {"spec_name": OFFLOADING_SPEC, "spec_module_path": OFFLOADING_MODULE}
-    own_connector = {"kv_connector": CONNECTOR, "kv_connector_module_path": OFFLOADING_MODULE}
     return {
-        **(own_connector if evicts else {"kv_connector": "OffloadingConnector"}),
+        "kv_connector": CONNECTOR,
+        "kv_connector_module_path": OFFLOADING_MODULE,
         "kv_role": "kv_both",
         "kv_connector_extra_config": extra,
     }

@@ -22,8 +22,6 @@ class SchedulerTotals:
     """Totals since the scheduler started. vLLM itself counts the transferred bytes (`vllm:kv_offload_*`).
 
     `blocks_evicted` counts the GPU blocks freed by evictions, which need no copy because full blocks are already stored.
-    `blocked_on_loads_seconds` is the total time that requests within the batch wait for KV on the host, and
-    `loading_seconds` is the part of this time in which their KV is being loaded.
     """
 
     evictions: int = 0
@@ -32,8 +30,6 @@ class SchedulerTotals:
     demotions: int = 0
     promotions: int = 0
     parks: int = 0
-    blocked_on_loads_seconds: float = 0.0
-    loading_seconds: float = 0.0
 
 
 class PrometheusExporter:

@@ -26,8 +26,7 @@ class LoadSelector:
 
     Loads start in ascending ENST (estimated next scheduled time). A load may evict a request with a larger ENST, or use
     blocks reserved for arrivals, only if its own request ranks within the batch. A load never uses blocks that picked
-    requests need. `blocked` are the requests that rank within the batch but whose KV is on the host; `loading` are the
-    blocked requests whose load is in progress or starts now.
+    requests need.
     """
 
     def __init__(
@@ -35,18 +34,13 @@ class LoadSelector:
     ) -> None:
         self.room, self.view, self.ranking = room, room.view, ranking
         self.reserve, self.ahead = reserve, ahead
-        self.blocked: list[str] = []
-        self.loading: list[str] = []
 
     def choose(self, chosen: list[Request], enst: Enst, now: float) -> list[Request]:
         """Return the requests to load now. A load evicts other requests only if its own request ranks within the batch."""
-        self.blocked, self.loading = [], []
         if not self.view.has_evicted_requests():
             return []
         due, others = self._list_on_host()
-        fitting = self._select_fitting(chosen, due, others, enst, self.reserve.compute_reserved_blocks(now))
-        self.loading += [request.request_id for request in fitting if request in due]
-        return fitting
+        return self._select_fitting(chosen, due, others, enst, self.reserve.compute_reserved_blocks(now))
 
     def _select_fitting(
         self, chosen: list[Request], due: list[Request], others: list[Request], enst: Enst, reserve: int
@@ -89,14 +83,8 @@ class LoadSelector:
             view.list_not_in_flight(self.ranking), LOOKAHEAD_BATCHES * batch if self.ahead else batch
         )
         for position, job in enumerate(ranks):
-            in_batch = position < batch
-            request = view.find_request_on_host(job.id)
-            if request is not None:
-                (due if in_batch else others).append(request)
-            elif in_batch and view.is_loading(job.id):
-                self.blocked.append(job.id)
-        self.loading = list(self.blocked)
-        self.blocked += [request.request_id for request in due]
+            if (request := view.find_request_on_host(job.id)) is not None:
+                (due if position < batch else others).append(request)
         return due, others
 
 

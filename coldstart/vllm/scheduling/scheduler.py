@@ -96,7 +96,7 @@ class PolicyScheduler(AsyncScheduler):
         self.placement = Placement(
             self.view, self.ranking, self.jobs, self.settings, keeps_kv=self.connector is not None
         )
-        self.fresh, self.room, self.loads = self.placement.fresh, self.placement.room, self.placement.loads
+        self.fresh = self.placement.fresh
         self._load_started_s: dict[str, float] = {}
         self._last_step_s: float | None = None
         self._reusable_steps, self._has_sessions = 0, False
@@ -229,8 +229,6 @@ class PolicyScheduler(AsyncScheduler):
         step_s = 0.0 if self._last_step_s is None else now - self._last_step_s
         self._last_step_s = now
         self.placement.turns.add_time(step_s)
-        self.counters.blocked_on_loads_seconds += step_s * len(self.loads.blocked)
-        self.counters.loading_seconds += step_s * len(self.loads.loading)
 
     def _publish(self) -> None:
         self.counters.demotions = self.ranking.demotions

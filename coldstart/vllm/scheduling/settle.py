@@ -12,7 +12,7 @@ from typing import Any
 
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
-from coldstart.scheduling.settings import KEY, uses_deadlines
+from coldstart.scheduling.settings import uses_deadlines
 from coldstart.vllm import compat
 from coldstart.vllm.scheduling import OFFLOADING_MODULE, SCHEDULER_CLS
 
@@ -26,13 +26,11 @@ def drop_unsupported_scheduler(args: Namespace, config: Any, plan: LaunchPlan) -
     Returns:
         Whether `args` has changed, so that `config` must be created again.
     """
-    if args.scheduler_cls != SCHEDULER_CLS:
-        return _uses_own_offloading(args) and _settle_offloading(args, plan)
-    if reason := _find_incompatibility(config):
-        _add_fallback(plan, f"{reason}; vLLM's own scheduler runs instead")
-        args.scheduler_cls, args.additional_config, args.kv_transfer_config = None, {}, None
-        return True
-    return _settle_offloading(args, plan)
+    if args.scheduler_cls != SCHEDULER_CLS or not (reason := _find_incompatibility(config)):
+        return False
+    _add_fallback(plan, f"{reason}; vLLM's own scheduler runs instead")
+    args.scheduler_cls, args.additional_config, args.kv_transfer_config = None, {}, None
+    return True
 
 
 def choose_engine_client(config: Any, plan: LaunchPlan) -> Any:
@@ -78,35 +76,13 @@ def _find_incompatibility(config: Any) -> str | None:
     if reason := compat.find_unsupported_reason("scheduler"):
         return reason
     try:
-        reason = import_module(SCHEDULER_CLS.rpartition(".")[0]).find_unsupported(config)
-        return str(reason) if reason else None
+        if reason := import_module(SCHEDULER_CLS.rpartition(".")[0]).find_unsupported(config):
+            return str(reason)
+        if config.kv_transfer_config is not None:
+            import_module(OFFLOADING_MODULE)
+        return None
     except Exception as problem:  # noqa: BLE001 - the server must start after any error of an unknown vLLM
         return f"cannot load the scheduler: {type(problem).__name__}: {problem}"
-
-
-def _settle_offloading(args: Namespace, plan: LaunchPlan) -> bool:
-    """Disable KV offloading to the host if the installed vLLM does not support it."""
-    if (
-        args.kv_transfer_config is None
-        or (reason := compat.find_unsupported_reason("offload", _import_offload)) is None
-    ):
-        return False
-    _add_fallback(plan, f"{reason}; evicted KV is computed again")
-    args.kv_transfer_config = None
-    if args.scheduler_cls is not None:
-        settings = args.additional_config.get(KEY, {}) | {"strategy": "recompute"}
-        args.additional_config = args.additional_config | {KEY: settings}
-    return True
-
-
-def _import_offload() -> None:
-    import coldstart.vllm.scheduling.offload  # noqa: F401
-
-
-def _uses_own_offloading(args: Namespace) -> bool:
-    """Return whether the server uses vLLM's own scheduler with our KV offloading worker."""
-    extra_config = getattr(args.kv_transfer_config, "kv_connector_extra_config", None)
-    return args.scheduler_cls is None and (extra_config or {}).get("spec_module_path") == OFFLOADING_MODULE
 
 
 def _add_fallback(plan: LaunchPlan, reason: str) -> None:

@@ -108,11 +108,6 @@ class EngineView:
             jobs if self._stages == 1 else (job for job in jobs if not self._in_flight(self.request(job.id)))
         )
 
-    def is_loading(self, name: str) -> bool:
-        """Return whether the request's KV is being loaded."""
-        request = self._engine.picked_holding.get(name)
-        return request is not None and self.get_kv_state(request) is KvState.LOADING
-
     def has_evicted_requests(self) -> bool:
         """Return whether any evicted request has not resumed yet."""
         return bool(self._engine.connector.evicted) or bool(self._engine.picked_holding)

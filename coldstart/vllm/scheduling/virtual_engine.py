@@ -262,11 +262,7 @@ def make_request(name: str, prompt: list[int], output: int, block_tokens: int, p
 
 def create_config(resources: EngineResources, settings: SchedulerSettings) -> VllmConfig:
     """Return the vLLM configuration of the simulated server."""
-    config = _copy_config(
-        _base_config(
-            settings.kv_strategy != "recompute" and resources.host_blocks > 0, settings.policy == MLFQ
-        )
-    )
+    config = _copy_config(_base_config(settings.kv_strategy != "recompute" and resources.host_blocks > 0))
     config.scheduler_config.async_scheduling = resources.iterations_in_flight > 1
     config.scheduler_config.policy = "priority" if settings.policy == DEADLINE else "fcfs"
     config.scheduler_config.max_num_seqs = resources.max_running_requests
@@ -315,7 +311,7 @@ def _copy_config(base: VllmConfig) -> VllmConfig:
 
 
 @lru_cache
-def _base_config(connected: bool, evicts: bool) -> VllmConfig:
+def _base_config(connected: bool) -> VllmConfig:
     """Return a cached configuration to copy, because creating one takes half a second."""
     with TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(MODEL))
@@ -326,7 +322,7 @@ def _base_config(connected: bool, evicts: bool) -> VllmConfig:
             enable_chunked_prefill=True,
             async_scheduling=True,
         )
-        transfer = kv_transfer_config(HOST_BLOCK_BYTES, on_cpu=True, evicts=evicts)
+        transfer = kv_transfer_config(HOST_BLOCK_BYTES, on_cpu=True)
         return VllmConfig(
             model_config=model,
             scheduler_config=scheduler,

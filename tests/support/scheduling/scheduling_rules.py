@@ -30,9 +30,10 @@ class Rules:
         self._left: set[Request] = set()
         self._making: tuple[set[Request], Enst] | None = None
         self._loading: tuple[Request, set[Request], Enst] | None = None
-        self._make, self._loads = scheduler.room.allocate, scheduler.loads.choose
-        self._way, self._preempt = scheduler.loads._evict_for, scheduler._preempt_request
-        room, loads = scheduler.room, scheduler.loads
+        self.room = room = scheduler.placement.room
+        loads = scheduler.placement.loads
+        self._make, self._loads = room.allocate, loads.choose
+        self._way, self._preempt = loads._evict_for, scheduler._preempt_request
         room.allocate, loads.choose, loads._evict_for = self.make, self.loads, self.make_way
         scheduler._preempt_request = self.preempt
 
@@ -63,7 +64,7 @@ class Rules:
         self._loading = request, set(kept), enst
         self._way(request, need, kept, enst)
         self._loading = None
-        room = self.scheduler.room
+        room = self.room
         later = [r for r in room.list_evictable() if r not in kept and enst(r) > enst(request)]
         assert room.free_blocks >= need or room.free_blocks + self._freed(later) < need, (
             f"{request.request_id} waits on the host while requests of larger ENST hold its blocks"
@@ -79,7 +80,7 @@ class Rules:
         self._preempt(request, *args, **kwargs)
 
     def _in_order(self, victim: Request) -> None:
-        room = self.scheduler.room
+        room = self.room
         if self._loading is not None:
             request, kept, enst = self._loading
             assert enst(victim) > enst(request), "evicted to load a request of larger ENST"
@@ -96,7 +97,7 @@ class Rules:
 
     def _excused(self, request: Request, above: list[Request], led: set[Request]) -> None:
         """Check that a picked request idles only if no lower request runs or if its memory does not fit."""
-        scheduler, room = self.scheduler, self.scheduler.room
+        scheduler, room = self.scheduler, self.room
         higher = [*led, *(r for r in above if r in self.chosen)]
         below = [r for r in self.chosen if r not in above and r not in led]
         if not below or self._tokens(higher) >= scheduler.max_num_scheduled_tokens:

@@ -68,9 +68,7 @@ def _random_shape(random: Random) -> Shape:
         depth=random.choice([1, 2]),
         settings={
             "alpha_s": random.choice([0.05, 0.5, 5.0]),
-            "alpha_scale": random.choice([0.0, 4.0]),
-            "promoted_cap": (cap := random.choice([None, 0.3])),
-            "mlfq": "paper" if cap is None else "tempered",
+            "mlfq": random.choice(["paper", "tempered"]),
             "oldest_share": random.choice([0.0, 0.0, 0.5]),
             "strategy": random.choice(["proactive", "reactive"]),
             "eta": random.choice([1, 2]),

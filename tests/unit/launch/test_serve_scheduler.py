@@ -18,7 +18,7 @@ from coldstart.errors import UsageError
 from coldstart.launch import scheduler
 from coldstart.scheduling.settings import KEY, SchedulerSettings
 from coldstart.vllm import compat
-from coldstart.vllm.scheduling import OFFLOADING_MODULE, SCHEDULER_CLS, settle
+from coldstart.vllm.scheduling import SCHEDULER_CLS, settle
 
 Publish = Callable[..., Bundle]
 PROFILE = {"prefill": [[16, 0.01], [64, 0.02]], "decode": [[1, 0.004], [8, 0.006]]}
@@ -46,8 +46,6 @@ def test_deadlines_are_priorities_of_vllms_own_scheduler(publish: Publish) -> No
     assert given.keys() == {"--scheduling-policy", "--max-num-active-seqs", "--additional-config"}
     told = SchedulerSettings.from_additional_config(json.loads(given["--additional-config"]))
     assert replace(told, profile=None) == choice and told.profile is not None and not made.fallbacks
-    kept = scheduler.apply_scheduler(PLAN, replace(choice, host_bytes=1 << 20), None, on_cpu=True)
-    assert "--kv-transfer-config" in flags(kept)
     with pytest.raises(UsageError, match="--scheduling-policy cannot be combined with --scheduler deadline"):
         scheduler.check_scheduler(choice, Arguments(["--scheduling-policy", "fcfs"]))
     with pytest.raises(UsageError, match="cannot use --alpha with deadline"):
@@ -98,17 +96,9 @@ def lacking(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return held
 
 
-def offload_config() -> Namespace:
-    """Return vLLM's KVTransferConfig as our flags create it."""
-    extra = {"spec_module_path": OFFLOADING_MODULE}
-    return Namespace(kv_connector="OffloadingConnector", kv_connector_extra_config=extra)
-
-
 def ours() -> Namespace:
     settings = {KEY: {"policy": "skip-join-mlfq", "strategy": "proactive"}, "a": 1}
-    return Namespace(
-        scheduler_cls=SCHEDULER_CLS, additional_config=settings, kv_transfer_config=offload_config()
-    )
+    return Namespace(scheduler_cls=SCHEDULER_CLS, additional_config=settings, kv_transfer_config=1)
 
 
 def test_incompatible_vllm_runs_its_scheduler_with_a_reason(lacking: set[str]) -> None:
@@ -124,18 +114,6 @@ def test_vllm_scheduler_runs_when_ours_is_missing(lacking: set[str], monkeypatch
     plan, args = LaunchPlan([]), ours()
     assert settle.drop_unsupported_scheduler(args, None, plan) and args.scheduler_cls is None
     assert "cannot load the scheduler: ModuleNotFoundError" in plan.fallbacks[0].reason
-
-
-def test_evicted_ones_are_recomputed_without_host(lacking: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settle, "_find_incompatibility", lambda config: None)
-    plan, args = LaunchPlan([]), ours()
-    assert not settle.drop_unsupported_scheduler(args, None, plan) and args.kv_transfer_config is not None
-    lacking.add("offload")
-    assert settle.drop_unsupported_scheduler(args, None, plan)
-    assert args.scheduler_cls == SCHEDULER_CLS and args.kv_transfer_config is None
-    assert args.additional_config == {KEY: {"policy": "skip-join-mlfq", "strategy": "recompute"}, "a": 1}
-    assert plan.fallbacks == [Fallback("scheduler", "it lacks a point; evicted KV is computed again")]
-    assert not settle.drop_unsupported_scheduler(args, None, plan)
 
 
 @pytest.mark.parametrize("given", [None, "somebody.elses.Scheduler"])

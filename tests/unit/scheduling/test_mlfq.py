@@ -65,13 +65,11 @@ def test_chunks_of_one_prompt_are_one_iteration_when_they_use_the_quantum() -> N
 
 
 def test_the_cap_bounds_promoted_jobs_in_q1() -> None:
-    policy = SkipJoinMlfq(
-        PROFILE, SchedulerSettings(alpha_scale=0.0, levels=5, alpha_s=1.0, promoted_cap=0.5)
-    )
+    policy = mlfq(mlfq="tempered", alpha_s=1.0)
     jobs = [Job(str(i), 0, 5000) for i in range(6)]
     for job in jobs:
         policy.add(job, 0)
-    policy.promote_starved_jobs(50.0, batch=4)
+    policy.promote_starved_jobs(1e6, batch=8)
     assert [job.id for job in jobs if job.level == 0] == ["0", "1"]
 
 
@@ -98,10 +96,9 @@ STEPS = st.lists(
 )
 
 
-@given(STEPS, st.sampled_from([None, 0.3]), st.integers(1, 3))
-def test_any_history_keeps_the_invariants(steps: list[tuple[str, int]], cap: float | None, eta: int) -> None:
-    tunables = SchedulerSettings(mlfq="paper", levels=6, alpha_s=7.0, promoted_cap=cap, eta=eta)
-    policy = SkipJoinMlfq(PROFILE, tunables)
+@given(STEPS, st.sampled_from(["paper", "tempered"]), st.integers(1, 3))
+def test_any_history_keeps_the_invariants(steps: list[tuple[str, int]], form: str, eta: int) -> None:
+    policy = mlfq(mlfq=form, levels=6, alpha_s=7.0, eta=eta)
     live: dict[str, Job] = {}
     now = 0.0
     for number, (step, value) in enumerate(steps):
@@ -127,7 +124,7 @@ def test_any_history_keeps_the_invariants(steps: list[tuple[str, int]], cap: flo
         assert len(policy) == len(live) == sum(map(len, policy.queues))
         assert all(0 <= job.level < 6 for job in policy)
         assert [job.level for job in policy] == sorted(job.level for job in policy)
-        if cap is None:
+        if form == "paper":
             assert all(job.level == 0 or now - job.unserved_since < 7.0 for job in policy)
         enst = policy.enst(now, 4)
         assert all(enst(job) >= 0 for job in policy)
@@ -156,8 +153,8 @@ def test_decoding_batch_is_booked_like_single_jobs(iterations: list[float], prio
 
 @pytest.mark.parametrize("form", ["paper", "tempered"])
 def test_a_request_is_promoted_a_bounded_number_of_times_in_the_tempered_form(form: str) -> None:
-    policy = SkipJoinMlfq(PROFILE, SchedulerSettings(alpha_s=1.0, alpha_scale=0.0, mlfq=form))  # type: ignore[arg-type]
-    job, lived_s = Job("a", 0.0, 4000), 200.0
+    policy = mlfq(mlfq=form, alpha_s=1.0)
+    job, lived_s = Job("a", 0.0, 1, priority=1), 400.0
     policy.add(job, 0.0)
     for step in range(int(lived_s * 10)):
         policy.promote_starved_jobs(step / 10, 1)
