@@ -81,14 +81,6 @@ def run(
             " model in the host file takes precedence.",
         ),
     ] = None,
-    heartbeat: Annotated[
-        float,
-        option(
-            "--heartbeat",
-            metavar="SECONDS",
-            help="Interval in seconds between the SSE comments that keep a response stream open while its request waits.",
-        ),
-    ] = 5.0,
     drain_timeout: Annotated[
         float | None,
         option(
@@ -120,8 +112,6 @@ def run(
             "--memory is required: it limits the memory that all models may use together",
             hint=f"use --memory 60GiB, or {environment.PREFIX}_HOST_RUN_MEMORY=60GiB",
         )
-    if heartbeat <= 0:
-        raise UsageError("--heartbeat must be above 0 seconds", hint="use --heartbeat 5")
     typed = settings if on_miss is None else {**settings, "on_miss": on_miss}
     model_options: dict[str, Any] = {} if idle is None else {"idle_s": idle}
     # Without `--`, each model gets the arguments of its newest trusted bundle.
@@ -183,7 +173,6 @@ def run(
         endpoint=endpoint,
         config_path=host_file,
         offline=common.offline,
-        heartbeat_s=heartbeat,
         drain_s=drain_timeout,
     )
     raise typer.Exit(host.run())

@@ -106,11 +106,6 @@ def shorten_error(error: str) -> str:
     )
 
 
-def reject_without_memory(residents: Residents, agenda: Agenda, request: str, model: Model) -> RejectRequest:
-    reason = f"no memory for model {model.spec.name}: all other models are in use or pinned"
-    return RejectRequest(request, 503, reason, _estimate_wait_s(residents, agenda, model))
-
-
 def _estimate_wait_s(residents: Residents, agenda: Agenda, model: Model) -> float:
     """Return the seconds that it takes to start this model and all models with pending requests, one after another."""
     ahead = {waiting.model for waiting in agenda.list_oldest_per_model()} | {model.spec.name}

@@ -16,7 +16,7 @@ from coldstart.host.events import Action, Event, Failure, ModelEvent
 from coldstart.host.eviction import evict_excess, free_memory_for
 from coldstart.host.model_state import STARTABLE, Model, ModelState
 from coldstart.host.residents import Residents
-from coldstart.host.specification import REFUSE, HostSettings, ModelSpec
+from coldstart.host.specification import HostSettings, ModelSpec
 
 CHECK = "check"
 """Timers at which a model may have to be stopped or restarted without an event."""
@@ -218,9 +218,6 @@ class Core:
             ):
                 self.starts += 1
                 yield events.StartModel(model.spec.name, self.residents.start(model, now))
-            elif self.settings.when_full == REFUSE and not self.residents.list_draining():
-                for request in self._take_waiting(model):
-                    yield admission.reject_without_memory(self.residents, self.agenda, request, model)
             else:
                 return
 

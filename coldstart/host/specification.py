@@ -16,7 +16,6 @@ from coldstart.host.tables import Seconds, Size, check_ranges
 from coldstart.scheduling.declaration import setting
 
 AWAKE, STOPPED = "awake", "stopped"
-QUEUE, REFUSE = "queue", "refuse"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +86,12 @@ class HostSettings:
     """Settings of a host. Sizes are in bytes, and times are in seconds.
 
     `memory` and `host_memory` limit the device memory and the CPU memory of all models together. `device_memory` is the size
-    of each device, or None if only `memory` limits the models. `when_full` decides whether a request waits or is rejected if
-    evicting idle models does not free enough memory for its model. After a request has waited `patience_s`, busy models
-    drain: they finish their requests and are evicted. If `runtime_template` is set, a live host keeps a process that has done
-    all Python imports, and forks servers from it. A server that makes no progress for `hang_timeout_s` is killed (see
-    `live.servers.await_hang`). If `resume_streams` is set, a stream whose server died continues once on the next server of
-    its model. `default_model` serves requests without a model name. It never stops when idle, and restarts when memory is
-    free.
+    of each device, or None if only `memory` limits the models. After a request has waited `patience_s` because idle models do
+    not free enough memory, busy models drain: they finish their requests and are evicted. If `runtime_template` is set, a
+    live host keeps a process that has done all Python imports, and forks servers from it. A server that makes no progress
+    for `hang_timeout_s` is killed (see `live.servers.await_hang`). If `resume_streams` is set, a stream whose server died
+    continues once on the next server of its model. `default_model` serves requests without a model name. It never stops
+    when idle, and restarts when memory is free.
     """
 
     memory: Size = setting(
@@ -114,13 +112,6 @@ class HostSettings:
     loaders: int = setting(1, "", minimum=1)
     max_held: int = setting(
         256, "Maximum number of waiting requests before HTTP 429 is returned.", "--max-held", "N", minimum=0
-    )
-    when_full: str = setting(
-        QUEUE,
-        "Whether to queue or refuse a request whose model does not fit into free memory.",
-        "--when-full",
-        "queue|refuse",
-        choices=(QUEUE, REFUSE),
     )
     patience_s: float = 30.0
     hold_s: float = 600.0

@@ -101,7 +101,6 @@ def test_status_as_json(run: Run, host: str) -> None:
             2,
             "hint: use one of: lru, iam, predictive",
         ),
-        (("host", "tiny-llama", "--memory", "1GiB", "--heartbeat", "0"), 2, "--heartbeat"),
         (("host", "tiny-llama", "--memory", "1GiB", "--on-miss", "x"), 2, "on_miss"),
         (
             ("host", "tiny-llama", "--memory", "1GiB", "--ready-timeout", "-1"),

@@ -27,7 +27,7 @@ from coldstart.host.configuration import CHANGE_KINDS, HostFile, describe_change
 from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.events import Failure
 from coldstart.host.live import messages
-from coldstart.host.live.app import HEARTBEAT_S, Gateway
+from coldstart.host.live.app import Gateway
 from coldstart.host.live.driver import Driver
 from coldstart.host.live.host_routes import create_host_routes
 from coldstart.host.live.http_server import create_server, format_url, listen
@@ -56,7 +56,6 @@ class ModelHost:
     endpoint: GatewayEndpoint = field(default_factory=GatewayEndpoint)
     config_path: Path | None = None
     offline: bool = False
-    heartbeat_s: float = HEARTBEAT_S
     drain_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -85,7 +84,6 @@ class ModelHost:
         )
         self.gateway = Gateway(
             self.driver,
-            heartbeat_s=self.heartbeat_s,
             endpoint=self.endpoint,
             routes=[
                 *create_host_routes(self.driver),

@@ -52,7 +52,6 @@ class Host(RuleBasedStateMachine):
             {
                 "policy": st.sampled_from(sorted(POLICIES)),
                 "loaders": st.integers(1, 2),
-                "when_full": st.sampled_from(["queue", "refuse"]),
                 "max_held": st.sampled_from([3, 100]),
                 "max_residents": st.sampled_from([None, 2]),
                 "host_memory": st.sampled_from([0, 60]),

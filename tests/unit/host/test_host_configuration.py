@@ -42,10 +42,6 @@ def test_example_of_the_documentation_is_read(tmp_path: Path) -> None:
         (MODEL, "missing key memory"),
         ('memory = "1GiB"\npolice = "lru"\n' + MODEL, "unknown key police"),
         ('memory = "1GiB"\npolicy = "arc"\n' + MODEL, "policy: unknown eviction policy 'arc'"),
-        (
-            'memory = "1GiB"\nwhen_full = "wait"\n' + MODEL,
-            "when_full: --when-full must be one of queue, refuse, found 'wait'",
-        ),
         ("memory = 0\n" + MODEL, "memory: --memory must be at least 1, found 0"),
         ('memory = "1GiB"\nloaders = 0\n' + MODEL, "loaders: loaders must be at least 1, found 0"),
         (
