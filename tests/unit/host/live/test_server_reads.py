@@ -54,14 +54,6 @@ async def test_metrics_do_not_wait_for_a_server_that_hangs(tmp_path: Path) -> No
         assert (found[READ, "a"], found[READ, "b"]) == (1.0, 0.0)
 
 
-async def test_text_of_a_server_that_is_no_metrics_is_omitted(tmp_path: Path) -> None:
-    async with staged(tmp_path) as stage:
-        stage.servers.metrics = METRICS + "<html>\n"
-        await stage.ask(model="a", prompt=1)
-        found = await _samples(stage)
-        assert found[READ, "a"] == 0.0 and ("vllm:num_requests_running", "a") not in found
-
-
 async def test_upstream_reads_safe_routes_of_a_running_server(tmp_path: Path) -> None:
     models = {"org/a": {**TWO["a"], "args": ["--api-key", "own"]}, "b": TWO["b"]}
     async with staged(tmp_path, models) as stage:
@@ -112,19 +104,6 @@ def test_samples_of_a_family_stand_together_and_name_their_model() -> None:
     ]
     assert [one.labels["model"] for one in families["down"]] == ['q"\\\n', "b"]
     assert merged.count("# TYPE") == len(families) == 3
-
-
-@pytest.mark.parametrize(
-    ("text", "valid"),
-    [
-        ('# TYPE up gauge\n# EOF\nup{y="} 1"} 1 1395066363000\n\nup{} +Inf\nup 2.5e-03\n', True),
-        *((text, False) for text in (
-            "<html>", "up{", 'up{a="b} 1', 'up{a="b"c="d"} 1', "up one", "1up 1", "up 1 2 3", 'up{a="\nb"} 1',
-        )),
-    ],
-)  # fmt: skip
-def test_metrics_of_a_server_are_in_the_text_format(text: str, valid: bool) -> None:
-    assert host_routes.is_prometheus_text(text) is valid
 
 
 def test_other_comments_and_separators_within_a_line_change_no_sample() -> None:
