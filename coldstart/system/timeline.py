@@ -2,23 +2,26 @@
 
 All processes of a machine share the origin of CLOCK_MONOTONIC, so their spans need no clock synchronization. Child
 processes append one JSON line per span to the file in COLDSTART_TIMELINE_EVENTS. Each line is one write(2) on an O_APPEND
-descriptor, so lines are never interleaved. Launchers that run for only a few milliseconds import this module, so it imports
-only small modules at module level.
+descriptor, so lines are never interleaved.
 
 The output uses the "X" (complete) and "M" (metadata) events of Chrome's Trace Event Format.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from coldstart.contract import environment
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
 
 MAX_BYTES = 64 << 20
 """Maximum size of an events file, because a server may run for months."""
@@ -36,63 +39,50 @@ def emit_span(
     Do nothing if the variable is unset, or if the file is full or cannot be written: a server may outlive its recorder,
     which removes the file's directory.
     """
-    path = environment.TIMELINE_EVENTS.read()
-    if path:
-        from contextlib import suppress
-
+    if path := environment.TIMELINE_EVENTS.read():
         # A process that is thawed into a time namespace has its own clock.
         offset_s = environment.TIMELINE_OFFSET_S.read()
         with suppress(OSError):
-            append_span(path, Span(name, start_s + offset_s, end_s + offset_s, track, args))
+            append_span(path, Span(name, start_s + offset_s, end_s + offset_s, track, dict(args or {})))
 
 
 def append_span(path: str | Path, span: Span) -> None:
     """Append `span` to an events file atomically, as one line of up to MAX_BYTES. Raises OSError."""
-    import json
-
-    line = json.dumps({name: getattr(span, name) for name in Span.__slots__}, separators=(",", ":")) + "\n"
+    line = msgspec.json.encode(span) + b"\n"
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if os.fstat(descriptor).st_size + len(line) <= MAX_BYTES:
-            os.write(descriptor, line.encode())
+            os.write(descriptor, line)
     finally:
         os.close(descriptor)
 
 
-class measure:
-    """Context manager that emits a span for its block, even if the block raises: `with measure("imports", track="server")`."""
-
-    def __init__(self, name: str, track: str, args: Mapping[str, object] | None = None) -> None:
-        self.name, self.track, self.args = name, track, args
-
-    def __enter__(self) -> None:
-        if on_begin is not None:
-            on_begin(self.name)
-        self.start_s = now()
-
-    def __exit__(self, *_: object) -> None:
-        emit_span(self.name, self.start_s, now(), self.track, self.args)
+@contextmanager
+def measure(name: str, track: str) -> Iterator[None]:
+    """Emit a span for the block, even if the block raises: `with measure("imports", track="server")`."""
+    if on_begin is not None:
+        on_begin(name)
+    start_s = now()
+    try:
+        yield
+    finally:
+        emit_span(name, start_s, now(), track)
 
 
+@dataclass(slots=True)
 class Span:
     """Named interval of one process on one track, in seconds on CLOCK_MONOTONIC."""
 
-    __slots__ = ("args", "end_s", "name", "pid", "start_s", "track")
+    name: str
+    start_s: float
+    end_s: float
+    track: str
+    args: dict[str, Any] = field(default_factory=dict)
+    pid: int = field(default_factory=os.getpid)
 
-    def __init__(
-        self,
-        name: str,
-        start_s: float,
-        end_s: float,
-        track: str,
-        args: Mapping[str, object] | None = None,
-        pid: int | None = None,
-    ) -> None:
-        if end_s < start_s:
-            raise ValueError(f"span {name!r} ends ({end_s}) before it starts ({start_s})")
-        self.name, self.start_s, self.end_s, self.track = name, float(start_s), float(end_s), track
-        self.args = dict(args or {})
-        self.pid = os.getpid() if pid is None else pid
+    def __post_init__(self) -> None:
+        if self.end_s < self.start_s:
+            raise ValueError(f"span {self.name!r} ends ({self.end_s}) before it starts ({self.start_s})")
 
     @property
     def duration_s(self) -> float:
@@ -108,17 +98,14 @@ class Timeline:
     @classmethod
     def read(cls, path: str | Path) -> Timeline:
         """Read the spans of an events file. Raises OSError, or ValueError with the number of the invalid line."""
-        import json
-
         timeline = cls()
-        with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib costs a launcher milliseconds
-            for number, line in enumerate(file, 1):
-                try:
-                    timeline.spans.append(Span(**json.loads(line)))
-                except (ValueError, TypeError) as error:
-                    raise ValueError(
-                        f"line {number} of the file of timeline events is not a span: {error}"
-                    ) from error
+        for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
+            try:
+                timeline.spans.append(msgspec.json.decode(line, type=Span))
+            except ValueError as error:
+                raise ValueError(
+                    f"line {number} of the file of timeline events is not a span: {error}"
+                ) from error
         return timeline
 
     @property
@@ -139,8 +126,6 @@ class Timeline:
         Each moment counts only for the shortest span that contains it, so a span does not include the time of nested
         spans.
         """
-        from itertools import pairwise
-
         spans = [span for span in self.spans if span.start_s >= since_s]
         moments = sorted({moment for span in spans for moment in (span.start_s, span.end_s)})
         own: dict[str, float] = {}
@@ -195,10 +180,7 @@ class Timeline:
 
     def save(self, path: str | Path) -> None:
         """Write `build_chrome_trace()` as JSON. Raises OSError."""
-        import json
-
-        with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123
-            json.dump(self.build_chrome_trace(), file)
+        Path(path).write_text(json.dumps(self.build_chrome_trace()), encoding="utf-8")
 
 
 def _push_nested(span: Span, ends: list[float]) -> bool:
