@@ -213,15 +213,10 @@ def plan_with_bundle(
     weights: fetch.ServerWeights,
     *,
     trust: TrustCheck,
-    root: Path | None = None,
 ) -> LaunchPlan:
-    """Build the plan of a start from `bundle`. Code is unpacked under `root`, which is the cache root by default.
-
-    Raises:
-        OSError: The root cannot be written.
-    """
+    """Build the plan of a start from `bundle`. Raises OSError if the cache root cannot be written."""
     cache, key = lookup.cache, bundle.key_digest
-    preparation = _Preparation(bundle, trust, root or cache.unpacked)
+    preparation = _Preparation(bundle, trust, cache.unpacked)
     env = build_base_env(cache.vllm_cache_dir(key))
     info = preparation.write_modelinfo(env)
     compile_dir = preparation.unpack_compiled()

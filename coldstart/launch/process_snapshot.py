@@ -4,11 +4,9 @@ The frozen process is a template with a built engine, or with only the imported 
 no user's model and can start every model. A template has no port, event loop or client, so one snapshot starts any number of
 servers at any address, each in its own namespaces.
 
-The image refers to files by path. The compiled kernels that it maps are therefore unpacked to one directory per user,
-which does not depend on the cache root. The image contains the content digests of its source files (fingerprint.py) and
-the variables that it has read (template_environment.py). Its large memory, mainly the weights, is one file that every
-restored process maps (criu_memory.py). The paths of that file and of the kernels depend on the directory of the
-template's socket.
+The image refers to files by path, also to the unpacked kernels of its bundle. It contains the content digests of these
+files (fingerprint.py) and the variables that it has read (template_environment.py). Its large memory, mainly the weights,
+is one file that every restored process maps (criu_memory.py), in the directory of the template's socket.
 """
 
 from __future__ import annotations
@@ -39,7 +37,6 @@ from coldstart.system.paths import Cache
 from coldstart.system.proc import processes, scratch
 from coldstart.system.proc.lifeline import die_with_parent
 from coldstart.system.snapshot import criu, criu_memory, runtime_image
-from coldstart.system.trust.unpacked import unpack_section
 
 ABOUT = runtime_image.ABOUT
 _PREFIX = "thawed-"
@@ -151,24 +148,16 @@ def thaw_engine(bundle: Bundle, plan: LaunchPlan, cache: Cache, trust: TrustChec
 
     Raises:
         LaunchRefusedError: CRIU cannot run, or the snapshot is missing or does not fit this machine or this start.
-        BundleError: The compiled code is damaged, or the bundle is not trusted.
+        BundleError: The bundle is not trusted.
     """
     bundle.require_trust("compile", trust)
     images = runtime_image.choose_engine_image_directory(cache.runtimes, bundle.digest)
     _require_usable(images)
-    if bundle.has_section("compile"):
-        try:
-            # The image maps the kernels at this path.
-            unpack_section(bundle, "compile", _meeting(images).parent, trust, exact=True)
-        except OSError as error:
-            raise LaunchRefusedError(
-                f"cannot unpack the compiled kernels that the snapshot needs: {error}"
-            ) from error
     return restore_template(images, plan)
 
 
 def _meeting(images: Path) -> Path:
-    """Return the socket directory of the frozen template, which is next to its unpacked kernels.
+    """Return the socket directory of the frozen template.
 
     Raises:
         LaunchRefusedError: The path is unknown, or is not in a private directory on this machine.

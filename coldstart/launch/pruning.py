@@ -79,7 +79,7 @@ def _find_unpacked(cache: Cache, remaining: Sequence[Bundle]) -> tuple[Path, ...
     roots = [cache.unpacked, paths.compiled_dir()]
     if (paths.state_dir() / "unpacked").is_dir():
         with suppress(UsageError):  # a directory of another user contains nothing from this store
-            roots += [paths.frozen_dir(), paths.frozen_dir() / "unpacked"]
+            roots.append(paths.frozen_dir() / "unpacked")
     return find_unreferenced(roots, live)
 
 

@@ -102,7 +102,7 @@ def add_snapshot(lookup: BundleLookup, bundle: Bundle, phase: Phase) -> None:
             vllm_snapshot.create_snapshot(lookup, bundle)
         return
     plan = prepare.plan_with_bundle(
-        lookup, bundle, fetch.choose_weights_source(lookup), trust=inspection.trust, root=paths.frozen_dir()
+        lookup, bundle, fetch.choose_weights_source(lookup), trust=inspection.trust
     )
     image_dir = runtime_image.choose_engine_image_directory(lookup.cache.runtimes, bundle.digest)
     with phase("freeze a built engine") as say:

@@ -169,10 +169,9 @@ def describe_other_runtime_dir() -> str | None:
 
 
 def frozen_dir() -> Path:
-    """Return this user's directory of files that are mapped by process snapshots. Its path is the same on every machine.
+    """Return this user's directory of the sockets of frozen templates. Raises UsageError if another user owns it.
 
-    A frozen process refers to its files by absolute path, so the path depends on neither HOME nor the cache root. Raises
-    UsageError if another user owns the directory.
+    An image contains the path of its socket, which must be short, so the path depends on neither HOME nor the cache root.
     """
     place = _name_frozen_dir()
     if (reason := _claim_directory(place)) is not None:

@@ -34,8 +34,6 @@ def unpack_section(
     root: Path,
     trust: TrustCheck,
     refused: list[str] | None = None,
-    *,
-    exact: bool = False,
 ) -> Path:
     """Return a directory with `section` of `bundle`, below `root` or, if other users could write there, in a private location.
 
@@ -47,14 +45,13 @@ def unpack_section(
         root: Parent of unpacked directories.
         trust: Check whether the bundle may provide code.
         refused: Receives the reason why an existing directory was not reused.
-        exact: Use only `root`, not another location.
 
     Raises:
         BundleError: The section cannot be extracted, or the bundle is not trusted (UntrustedError).
         OSError: The directory cannot be created.
     """
     digest = bundle.find_readable_section(section).digest.removeprefix("sha256:")
-    place = (root if exact else paths.choose_writable(root, "unpacked")) / digest
+    place = paths.choose_writable(root, "unpacked") / digest
     if is_dry_run():
         if _explain_not_reusable(place) is not None:
             bundle.require_trust(section, trust)
