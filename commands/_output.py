@@ -104,8 +104,6 @@ class Output:
     verbose: bool = False
     progress: Progress = "auto"
     started: float = field(default_factory=time.monotonic)
-    # Lines that `hold_messages` holds back.
-    _held_lines: list[str] | None = None
 
     def print_result(
         self, data: Mapping[str, object], text: str | Callable[[], str], *, brief: str | None = None
@@ -128,28 +126,15 @@ class Output:
     def print_note(self, message: str) -> None:
         """Print a line on stderr unless -q is set."""
         if not self.quiet:
-            self._print(message)
+            _print_to_stderr(message)
 
     def warn(self, message: str, *more: str) -> None:
         """Print a warning, which may have several lines, on stderr, even with -q."""
-        self._print(f"warning: {message}", *(f"  {line}" for line in more))
+        _print_to_stderr(f"warning: {message}", *(f"  {line}" for line in more))
 
     def print_details(self, *lines: str) -> None:
         """Print lines on stderr if -v is set."""
         if self.verbose and not self.quiet:
-            self._print(*lines)
-
-    @contextmanager
-    def hold_messages(self) -> Iterator[None]:
-        """Buffer the notes and warnings of the block, and print them together at its end.
-
-        Otherwise a server that logs to the same terminal could print lines between them.
-        """
-        lines = self._held_lines = []
-        try:
-            yield
-        finally:
-            self._held_lines = None
             _print_to_stderr(*lines)
 
     @contextmanager
@@ -172,12 +157,6 @@ class Output:
             # rich animates into pipes under FORCE_COLOR, so check the terminal itself.
             return "bar" if sys.stderr.isatty() and environment.TERM.read() != "dumb" else "plain"
         return self.progress
-
-    def _print(self, *lines: str) -> None:
-        if self._held_lines is None:
-            _print_to_stderr(*lines)
-        else:
-            self._held_lines.extend(lines)
 
     def _write(self, text: str) -> None:
         text = secrets.redact_text(text)

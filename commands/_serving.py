@@ -109,10 +109,9 @@ def run_server(
     def announce_report(server: "Server", recorded: "Timeline") -> None:
         hide.close()
         report = server.document() | {"longest_phase": recorded.find_longest(server.began)}
-        with common.out.hold_messages():
-            announce(report)
-            common.out.print_details(*_format_phases(recorded).splitlines())
-            print_advice(common, request, plan, report)
+        announce(report)
+        common.out.print_details(*_format_phases(recorded).splitlines())
+        print_advice(common, request, plan, report)
         if pipe >= 0:
             os.set_blocking(pipe, True)
             with suppress(OSError), os.fdopen(pipe, "w", encoding="utf-8") as parent:

@@ -89,9 +89,6 @@ def command(
     )
     for section, reason in inspection.list_missing_sections(bundle).items():
         common.out.print_note(f"no {section}: {reason}")
-    for curve, sizes in inspection.list_unprofiled_batch_sizes(bundle).items():
-        missing = ", ".join(str(size) for size in sizes)
-        common.out.print_note(f"step latencies: no {curve} of {missing} (time limit: --profile-seconds)")
     common.out.print_success(
         f"{'Built' if is_new else 'Found'} {bundle.name} v{bundle.version}, {format_bytes(bundle.size_bytes)},",
         where="the store",

@@ -170,10 +170,9 @@ def _detach(start: _Start, serve_args: list[str], lock: int) -> None:
     with _serving.show_start(common, detached=True) as show:
         report = start_detached([*serve_args, "--", *request.lookup.vllm_args], log, lock, record, show)
     start.record(report, plan)
-    with common.out.hold_messages():
-        _announce(start, plan, {**report, "log": str(log)}, is_detached=True)
-        common.out.print_note(f"The log of the server is {log}")
-        _serving.print_advice(common, request, plan, report)
+    _announce(start, plan, {**report, "log": str(log)}, is_detached=True)
+    common.out.print_note(f"The log of the server is {log}")
+    _serving.print_advice(common, request, plan, report)
 
 
 def _describe_stop(start: _Start, *, is_detached: bool) -> str:

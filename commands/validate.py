@@ -20,7 +20,7 @@ from coldstart.commands._output import format_count
 
 from coldstart import api
 from coldstart.api import Source, ValidationReport, ValidationRequest
-from coldstart.errors import ColdstartError, CommandFailedError
+from coldstart.errors import CommandFailedError
 from coldstart.validate import renderers
 from coldstart.validate.checks import FailLevel, Level
 from coldstart.validate.validation import parse_replay
@@ -95,14 +95,7 @@ def command(
     replay = parse_replay(prompts, concurrency, max_tokens)
     request = ValidationRequest(words, level, source, replay, against is not None)
     with common.out.show_phase(f"validating {format_count(len(words), 'bundle')} at level {level}"):
-        try:
-            reports = api.validate_all(request)
-        except ColdstartError as error:
-            # Without a JUnit file, a CI system would report a broken job instead of the reason.
-            if str(common.out.format) == "junit":
-                text = renderers.render_junit_error(words, level, error)
-                replace(common.out, format="text").print_result({}, text)
-            raise
+        reports = api.validate_all(request)
     if not common.vllm_args and revision is None:
         for word, report in zip(words, reports, strict=True):
             common.print_version_note(word, report.ref)

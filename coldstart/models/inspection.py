@@ -268,10 +268,6 @@ class _Stages(msgspec.Struct):
     not_made: dict[str, str] = {}
 
 
-class _Iterations(msgspec.Struct):
-    left_out: dict[str, list[int]] = {}
-
-
 def _read_section(bundle: Bundle, section: str, kind: type[_Section]) -> _Section | None:
     """Decode a JSON section as `kind`, or return None if it is missing or invalid."""
     try:
@@ -288,9 +284,3 @@ def list_missing_sections(bundle: Bundle) -> dict[str, str]:
 def read_verification_start(bundle: Bundle) -> VerificationStart | None:
     """Return the measurements of the test start, or None if the bundle does not contain them."""
     return _read_section(bundle, "stages", VerificationStart)
-
-
-def list_unprofiled_batch_sizes(bundle: Bundle) -> dict[str, list[int]]:
-    """Return the batch sizes of each latency curve that were not profiled within the time limit."""
-    left = (_read_section(bundle, "iterations", _Iterations) or _Iterations()).left_out
-    return {curve: sizes for curve, sizes in left.items() if sizes}

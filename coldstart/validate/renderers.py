@@ -11,8 +11,6 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from coldstart.errors import ColdstartError
-from coldstart.system import secrets
 from coldstart.validate.checks import FailLevel, Finding, ValidationReport
 
 GITHUB_COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
@@ -47,25 +45,9 @@ def render_text(reports: Sequence[ValidationReport], fail_level: FailLevel) -> s
 
 def render_junit(reports: Sequence[ValidationReport], fail_level: FailLevel) -> str:
     """Render a JUnit suite with a case for each finding, and a case for each bundle without findings."""
-    return _render_suite([case for report in reports for case in _build_cases(report, fail_level)])
-
-
-def render_junit_error(targets: Sequence[str], level: str, error: ColdstartError) -> str:
-    """Render a JUnit suite with one case: an error that prevented the validation of `targets`."""
-    case = ElementTree.Element("testcase", {"classname": _escape_xml(" ".join(targets)), "name": level})
-    attributes = {"type": type(error).__name__, "message": _escape_xml(secrets.redact_text(error.message))}
-    hint = f"\nhint: {error.hint}" if error.hint else ""
-    ElementTree.SubElement(case, "error", attributes).text = _escape_xml(
-        secrets.redact_text(error.message + hint)
-    )
-    return _render_suite([case])
-
-
-def _render_suite(cases: Sequence[ElementTree.Element]) -> str:
-    failed, broken = (
-        str(sum(case.find(kind) is not None for case in cases)) for kind in ("failure", "error")
-    )
-    counts = {"tests": str(len(cases)), "failures": failed, "errors": broken}
+    cases = [case for report in reports for case in _build_cases(report, fail_level)]
+    failed = str(sum(case.find("failure") is not None for case in cases))
+    counts = {"tests": str(len(cases)), "failures": failed, "errors": "0"}
     root = ElementTree.Element("testsuites", counts)
     suite = ElementTree.SubElement(
         root, "testsuite", {"name": "coldstart validate", "skipped": "0", **counts}
