@@ -8,28 +8,18 @@ docs/_tools/environment.py generates the reference page from this table.
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Generic, Literal, TypeVar
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, MutableMapping
-    from typing import Generic, Literal, TypeVar
-
-    T = TypeVar("T")
-    Audience = Literal["user", "internal", "foreign"]
-
-    class _Name(str, Generic[T]): ...
-else:  # every process of a start imports this module, and `typing` is slow to import
-
-    class _Name(str):
-        def __class_getitem__(cls, _: object) -> type[str]:
-            return cls
-
+T = TypeVar("T")
+Audience = Literal["user", "internal", "foreign"]
 
 # Each command-line option also has a variable COLDSTART_<COMMAND>_<OPTION>, which the command's --help shows.
 PREFIX = "COLDSTART"
 
 
-class Variable(_Name["T"]):
+class Variable(str, Generic[T]):
     """Name of an environment variable, with its type, default and description.
 
     `audience` states who sets it: the user, coldstart for its own processes ("internal"), or other software ("foreign").
@@ -256,8 +246,6 @@ _FORMS = (
 
 def is_service_variable(name: str, value: str) -> bool:
     """Return whether Kubernetes injects a variable with this name and value for a service."""
-    import re  # slow to import, and every process of a start imports this module
-
     return any(re.fullmatch(names, name) and re.fullmatch(form, value) for names, form in _FORMS)
 
 

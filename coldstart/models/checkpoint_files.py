@@ -18,10 +18,11 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from coldstart.artifacts import canonical, files
 from coldstart.artifacts.limits import LIMITS
@@ -36,6 +37,8 @@ INDEXES: Mapping[str, str] = {
     ".bin": "pytorch_model.bin.index.json",
 }
 _SHOWN = 3
+MAX_BYTES = MAX_DIMENSION = 1 << 46
+Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_BYTES)]
 
 
 def require_regular_file(path: Path) -> Path:
@@ -86,18 +89,27 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class TensorEntry:
-    """One tensor: `size` bytes at `offset` in the file. `dtype` is the name that safetensors uses."""
+class Tensor(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One tensor: `size` bytes at `offset` in its file. `dtype` is the name that safetensors uses.
+
+    `digest` (sha256:...) is empty if only the header of the file was read. A weights plan does not contain `file`.
+    """
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    size: int
+    shape: tuple[Annotated[int, msgspec.Meta(ge=0, le=MAX_DIMENSION)], ...]
+    offset: Size
+    size: Size
+    digest: Annotated[str, msgspec.Meta(pattern=r"^(sha256:[0-9a-f]{64})?\Z")] = ""
+    file: str = ""
+
+    @property
+    def end(self) -> int:
+        """Return the offset of the first byte after the tensor."""
+        return self.offset + self.size
 
 
-def read_header(path: Path) -> list[TensorEntry]:
+def read_header(path: Path) -> list[Tensor]:
     """Return the tensors of a file by offset. Raises OSError, and UsageError for an invalid or truncated safetensors file."""
     from safetensors import SafetensorError
 
@@ -110,7 +122,7 @@ def read_header(path: Path) -> list[TensorEntry]:
 
 # The key, the checks and the loader of one start each need the header.
 @cache_by_state
-def _read_header(path: Path) -> list[TensorEntry]:
+def _read_header(path: Path) -> list[Tensor]:
     from safetensors import safe_open
 
     with open_file(path) as file:
@@ -120,7 +132,7 @@ def _read_header(path: Path) -> list[TensorEntry]:
         header = json.loads(file.read(base - 8))
     header.pop("__metadata__", None)
     tensors = [
-        TensorEntry(name, one["dtype"], tuple(one["shape"]), base + start, end - start)
+        Tensor(name, one["dtype"], tuple(one["shape"]), base + start, end - start)
         for name, one in header.items()
         for start, end in [one["data_offsets"]]
     ]
@@ -159,7 +171,7 @@ def select_files(directory: Path, files: Sequence[Path]) -> list[Path]:
     return [file for file in files if file.name in named] or list(files)
 
 
-def list_tensors(file: Path, index: Mapping[str, str]) -> list[TensorEntry]:
+def list_tensors(file: Path, index: Mapping[str, str]) -> list[Tensor]:
     """Return the tensors of a safetensors file, except copies of tensors that `index` assigns to another file."""
     return [entry for entry in read_header(file) if index.get(entry.name, file.name) == file.name]
 

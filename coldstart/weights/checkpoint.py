@@ -19,36 +19,15 @@ from typing import Annotated, Any
 import msgspec
 from msgspec.structs import replace
 
-from coldstart.models.checkpoint_files import make_natural_key
+from coldstart.models.checkpoint_files import MAX_BYTES as MAX_BYTES
+from coldstart.models.checkpoint_files import Size, make_natural_key
+from coldstart.models.checkpoint_files import Tensor as Tensor
 
 MAX_CHUNK = 256 << 20
-MAX_BYTES = 1 << 46
-MAX_DIMENSION = 1 << 46
-_Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_BYTES)]
 
 
 class InvalidWeightsPlanError(ValueError):
     """Error for a weights plan that breaks the invariant of a checkpoint. The message names the invalid part."""
-
-
-class Tensor(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One tensor: `size` bytes at `offset` in its file. `dtype` is the name that safetensors uses.
-
-    `digest` (sha256:...) is empty if only the header of the file was read. A weights plan does not contain `file`.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[Annotated[int, msgspec.Meta(ge=0, le=MAX_DIMENSION)], ...]
-    offset: _Size
-    size: _Size
-    digest: Annotated[str, msgspec.Meta(pattern=r"^(sha256:[0-9a-f]{64})?\Z")] = ""
-    file: str = ""
-
-    @property
-    def end(self) -> int:
-        """Return the offset of the first byte after the tensor."""
-        return self.offset + self.size
 
 
 class CheckpointFile(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -58,7 +37,7 @@ class CheckpointFile(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     name: Annotated[str, msgspec.Meta(pattern=r"^(?!\.\.?\Z)[^/\\\x00]{1,255}\Z")]
-    size: _Size
+    size: Size
     tensors: tuple[Tensor, ...]
     chunks: tuple[Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")], ...] | None = None
 

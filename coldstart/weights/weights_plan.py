@@ -25,7 +25,7 @@ from coldstart.models import checkpoint_files
 from coldstart.models.resolution import weight_files
 from coldstart.system.dry_run import is_dry_run
 from coldstart.system.file_state import read_state
-from coldstart.weights.checkpoint import Checkpoint, CheckpointFile, Tensor
+from coldstart.weights.checkpoint import Checkpoint, CheckpointFile
 
 CHUNK = 16 << 20
 # Number of files that are read at the same time.
@@ -115,7 +115,7 @@ def _stamp(directory: Path) -> list[list[str | int]]:
 def _file(path: Path, index: Mapping[str, str]) -> CheckpointFile:
     from concurrent.futures import ThreadPoolExecutor
 
-    tensors = _checked(path, index) if path.suffix == ".safetensors" else []
+    tensors = checkpoint_files.list_tensors(path, index) if path.suffix == ".safetensors" else []
     digests, chunks, whole = dict[str, str](), list[str](), hashlib.sha256()
     # A long tensor and its chunks are hashed at the same time, because hashlib releases the GIL.
     with open_regular(path) as file, ThreadPoolExecutor(1) as beside:
@@ -142,10 +142,8 @@ def build_plan_from_headers(paths: Iterable[Path]) -> dict[str, Any]:
     """
     files = list(paths)
     index = checkpoint_files.read_index(files[0].parent) if files else {}
-    listed = (CheckpointFile(p.name, p.stat().st_size, tuple(_checked(p, index))) for p in files)
+    listed = (
+        CheckpointFile(p.name, p.stat().st_size, tuple(checkpoint_files.list_tensors(p, index)))
+        for p in files
+    )
     return Checkpoint(CHUNK, tuple(listed)).document()
-
-
-def _checked(path: Path, index: Mapping[str, str]) -> list[Tensor]:
-    entries = checkpoint_files.list_tensors(path, index)
-    return [Tensor(e.name, e.dtype, e.shape, e.offset, e.size) for e in entries]
