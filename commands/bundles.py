@@ -16,9 +16,9 @@ from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import escape_line, format_bytes, format_count, format_table
 
-from coldstart.errors import ColdstartError, CommandFailedError, UsageError
+from coldstart.errors import CommandFailedError, UsageError
 from coldstart.launch import pruning
-from coldstart.models import inspection, keys, resolver
+from coldstart.models import inspection, resolver
 
 
 @declare()
@@ -244,17 +244,9 @@ def _report_added(common: Common, bundles: Sequence[Bundle], outcome: str) -> No
                 f"{bundle.name}:v{bundle.version} is older than v{newer[0].version}, which is still selected; "
                 f"to use the older one: coldstart prune {newer[0].ref}"
             )
-    common.out.print_success(outcome, where=str(common.store().root), then=_next_command(bundles[0]))
-
-
-def _next_command(bundle: Bundle) -> str:
-    """Return the command that serves the bundle, or the command that shows it if this machine cannot serve it."""
-    try:
-        can_serve = (
-            resolver.can_be_model(bundle.name)
-            and inspection.read_recorded_arguments(bundle) is not None
-            and keys.read_machine_fields().items() <= bundle.key.fields.items()
-        )
-    except ColdstartError:  # vLLM is not installed, or the bundle cannot be read
-        can_serve = False
-    return f"coldstart {'serve' if can_serve else 'inspect'} {bundle.name}:v{bundle.version}"
+    first = bundles[0]
+    # The bundle of a directory does not record the path of the directory, which `serve` needs.
+    command = "serve" if resolver.can_be_model(first.name) else "inspect"
+    common.out.print_success(
+        outcome, where=str(common.store().root), then=f"coldstart {command} {first.name}:v{first.version}"
+    )
