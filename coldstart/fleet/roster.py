@@ -50,7 +50,7 @@ class Roster:
         self.settings = settings
         self.servers: dict[str, FleetServer] = {}
         self.workers: dict[str, GroupWorker] = {}
-        self.hops: dict[str, dict[str, float]] = {}
+        self.hops: dict[tuple[str, str], float] = {}
         self._stirred: dict[str, None] = {}
         # Index of servers. `_idle` has those without a fetch, whose offers do not depend on the time, by the rates of
         # link and load, in order of free memory and name. `_stale` has those that changed since the last update.
@@ -64,7 +64,7 @@ class Roster:
         for other, took_s in seconds.items():
             first, second = sorted((server, other))
             if first in self.servers and second in self.servers:
-                self.hops.setdefault(first, {})[second] = took_s
+                self.hops[first, second] = took_s
 
     def join(self, spec: ServerSpec, now: float) -> None:
         self.servers[spec.name] = FleetServer(spec, now)
@@ -301,9 +301,7 @@ class Roster:
         """Remove a lost server, and return the workers that it had."""
         self.servers.pop(server, None)
         self._stale[server] = None
-        self.hops.pop(server, None)
-        for pairs in self.hops.values():
-            pairs.pop(server, None)
+        self.hops = {pair: seconds for pair, seconds in self.hops.items() if server not in pair}
         lost = [worker for worker in self.workers.values() if worker.server == server]
         for worker in lost:
             del self.workers[worker.name]

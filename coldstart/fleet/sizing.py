@@ -130,7 +130,7 @@ def list_group_sizes(required: int, most: int = MOST_RANKS) -> Iterator[int]:
     yield from range(least - 1, 0, -1)
 
 
-Hops = Mapping[str, Mapping[str, float]]
+Hops = Mapping[tuple[str, str], float]
 """Measured transfer times between pairs of servers in seconds, by their names in alphabetical order."""
 
 
@@ -269,8 +269,8 @@ def _build_scheme(
 def _compute_mean_hop_s(places: Sequence[Place], hops: Hops, assumed_s: float) -> float:
     """Return t_n of a pipeline: the mean of its hops, also that back to rank 0. A hop not in `hops` takes `assumed_s`."""
     servers = [place.server for place in places]
-    pairs = (sorted(pair) for pair in zip(servers, servers[1:] + servers[:1], strict=True))
-    return sum(hops.get(a, {}).get(b, assumed_s) for a, b in pairs) / len(servers)
+    pairs = zip(servers, servers[1:] + servers[:1], strict=True)
+    return sum(hops.get((min(pair), max(pair)), assumed_s) for pair in pairs) / len(servers)
 
 
 def _assign_ranks(

@@ -77,21 +77,14 @@ class EngineSimulator:
         if ended:
             record.finished_s = self.now
 
-    def _build_deadlock_error(self, unfinished: list[RequestRecord]) -> Exception:
-        """Return the exception for a scheduler that runs none of the unfinished requests.
-
-        Placement reserves one more block than an evicted request holds, so a request as large as the device cannot
-        resume.
-        """
-        capacity = self.engine.resources.device_blocks
+    def _build_deadlock_error(self, unfinished: list[RequestRecord]) -> UsageError:
+        """Return the error of a scheduler that cannot resume a request which needs all KV blocks of the device."""
         blocks = max(
             self.engine.resources.blocks(one.prompt_tokens + one.wanted_tokens) for one in unfinished
         )
-        if blocks < capacity:
-            return RuntimeError(f"the scheduler selected none of {len(unfinished)} unfinished requests")
         return UsageError(
-            f"{self._policy} cannot resume any of {len(unfinished)} requests: one of them needs all {capacity} KV"
-            " blocks of the device",
+            f"{self._policy} cannot resume any of {len(unfinished)} requests: one of them needs {blocks} KV blocks, and"
+            f" the device has {self.engine.resources.device_blocks}",
             hint=f"use --kv-blocks {blocks + 1}, or shorten requests with --max-prompt and --max-output",
         )
 

@@ -39,12 +39,6 @@ class TracePlan:
         "Column names of a custom CSV format: time=C,prompt=C,output=C[,model=C][,unit=s|ms|us].",
         "--columns",
     )
-    on_bad_row: str = setting(
-        "skip",
-        "Whether to skip an invalid row or to refuse the trace.",
-        "--on-bad-row",
-        choices=("skip", "refuse"),
-    )
     speedup: float = setting(
         1.0, "Factor by which the replay is faster than the trace.", "--speedup", exclusive_minimum=0
     )
@@ -122,7 +116,6 @@ class TracePlan:
         return read_trace(
             self.path,
             columns=Columns.parse(self.columns) if self.columns else None,
-            strict=self.on_bad_row == "refuse",
             report=report,
             until_s=self.duration_s * self.speedup if self.duration_s and self.rate is None else inf,
             limit=self.limit,

@@ -45,7 +45,7 @@ class BadRow:
 
 
 class TraceError(UsageError):
-    """The trace is unusable: it has an unknown format, a missing column, or an invalid row that may not be skipped."""
+    """The trace is unusable: it has an unknown format or a missing column."""
 
 
 @dataclass(slots=True)
@@ -116,7 +116,6 @@ def read_trace(
     path: Path,
     *,
     columns: Columns | None = None,
-    strict: bool = False,
     report: TraceReport | None = None,
     until_s: float = inf,
     limit: int | None = None,
@@ -124,10 +123,10 @@ def read_trace(
     """Read a trace in order of arrival, with times relative to the first arrival. The format is detected from the content.
 
     `columns` describes a custom CSV format. Invocation counts are expanded only up to `until_s` seconds and about `limit`
-    requests. Invalid rows are skipped and listed in `report` unless `strict` is true.
+    requests. Invalid rows are skipped and listed in `report`.
 
     Raises:
-        TraceError: The file is unreadable, its format is unknown, a column is missing, or a row is invalid in strict mode.
+        TraceError: The file is unreadable, its format is unknown, or a column is missing.
     """
     try:
         text = path.read_text(encoding="utf-8-sig", errors="replace")
@@ -158,9 +157,6 @@ def read_trace(
             hint="specify the columns: --columns time=COLUMN,prompt=COLUMN,output=COLUMN",
         )
     for line, reason in reasons[reasons.ne("")].items():
-        if strict:
-            hint = "fix the row, or use --on-bad-row skip"
-            raise TraceError(f"{path.name}, line {line}: {reason}", hint=hint)
         report.skipped += 1
         if report.skipped <= 100:
             report.bad_rows.append(BadRow(int(line), reason))

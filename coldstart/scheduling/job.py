@@ -30,7 +30,6 @@ class Job:
     level: int = 0
     level_service_s: float = 0.0
     unserved_since: float = 0.0
-    demotions: int = 0
     promotions: int = 0
     is_within_prompt: bool = False
 

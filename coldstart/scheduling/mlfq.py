@@ -171,7 +171,6 @@ class SkipJoinMlfq:
         if level != job.level:
             self._move(job, level)
             self._mark_served(job, job.unserved_since)
-            job.demotions += 1
             self.demotions += 1
 
     def _promote(self, job: Job, now: float, batch: int) -> bool:

@@ -21,7 +21,6 @@ MLFQ = "--scheduler skip-join-mlfq"
 # Options as typed, and the kinds in which they have an effect.
 EFFECTS = {
     "--columns time=t,prompt=p,output=o": ALL,
-    "--on-bad-row refuse": ALL,
     "--speedup 2": ALL,
     "--duration 1": ALL,
     "--limit 1": ALL,

@@ -23,7 +23,6 @@ from coldstart.scheduling.deadline import PRIORITY_SPAN_US
 from coldstart.scheduling.settings import KEY, SchedulerSettings
 from coldstart.vllm import compat
 from coldstart.vllm.scheduling import SCHEDULER_CLS, deadlines, headers, kv_transfer_config, scheduler
-from coldstart.vllm.scheduling.counters import PrometheusExporter, SchedulerTotals
 from coldstart.vllm.scheduling.offload import CpuPoolWorker
 from coldstart.vllm.scheduling.virtual_engine import make_request
 
@@ -127,10 +126,6 @@ def test_settings_survive_the_command_line() -> None:
     assert settings.get_iteration_profile().shortest_iteration_s == 0.1
     assert SchedulerSettings.from_additional_config({}) == SchedulerSettings()
     assert SCHEDULER_CLS.endswith("PolicyScheduler")
-
-
-def test_exporter_publishes_nothing_without_a_directory() -> None:
-    PrometheusExporter({}).publish(SchedulerTotals(), [1, 2])
 
 
 def worker(layers: int = 2, blocks: int = 6, page: int = 64) -> tuple[CpuPoolWorker, list[torch.Tensor]]:

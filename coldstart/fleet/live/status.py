@@ -32,10 +32,9 @@ def build_status(
     """
     models = [model for model in core.models.values() if not model.retired or model.groups]
     hops: dict[str, list[float]] = {}
-    for one, pairs in core.roster.hops.items():
-        for other, seconds in pairs.items():
-            hops.setdefault(one, []).append(seconds)
-            hops.setdefault(other, []).append(seconds)
+    for pair, seconds in core.roster.hops.items():
+        for server in pair:
+            hops.setdefault(server, []).append(seconds)
     return {
         "servers": [_describe_server(server, links, hops) for server in core.roster.servers.values()],
         "models": [

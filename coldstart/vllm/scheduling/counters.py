@@ -7,12 +7,9 @@ the engine starts.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
-
-from coldstart.contract.environment import PROMETHEUS_MULTIPROC_DIR
 
 PREFIX = "coldstart_scheduler_"
 
@@ -33,33 +30,21 @@ class SchedulerTotals:
 
 
 class PrometheusExporter:
-    """Publisher of counters and queue lengths to Prometheus. It does nothing if no multiprocess directory is set."""
+    """Publisher of counters and queue lengths to Prometheus."""
 
-    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
-        self._gauges: dict[str, Any] | None = None
+    def __init__(self) -> None:
+        self._gauges = {field.name: _create_gauge(field.name) for field in fields(SchedulerTotals)}
+        self._queue_length = _create_gauge("queue_length", ("level",))
         self._published: dict[str, float] = {}
-        if PROMETHEUS_MULTIPROC_DIR.read(environment):
-            self._gauges = _create_gauges()
 
-    @property
-    def is_enabled(self) -> bool:
-        return self._gauges is not None
-
-    def publish(self, counters: SchedulerTotals, levels: Sequence[int] = ()) -> None:
-        if self._gauges is None:
-            return
+    def publish(self, counters: SchedulerTotals, levels: Sequence[int]) -> None:
         # Setting a gauge writes to a mapped file, and most counters rarely change.
         for name, value in vars(counters).items():
             if self._published.get(name) != value:
                 self._published[name] = value
                 self._gauges[name].set(value)
         for level, length in enumerate(levels, start=1):
-            self._gauges["queue_length"].labels(level=str(level)).set(length)
-
-
-def _create_gauges() -> dict[str, Any]:
-    totals = {field.name: _create_gauge(field.name) for field in fields(SchedulerTotals)}
-    return totals | {"queue_length": _create_gauge("queue_length", ("level",))}
+            self._queue_length.labels(level=str(level)).set(length)
 
 
 def _create_gauge(name: str, labels: tuple[str, ...] = ()) -> Any:

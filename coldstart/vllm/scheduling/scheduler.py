@@ -24,6 +24,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
+from coldstart.contract.environment import PROMETHEUS_MULTIPROC_DIR
 from coldstart.scheduling.job import Job
 from coldstart.scheduling.mlfq import SkipJoinMlfq
 from coldstart.scheduling.settings import SchedulerSettings
@@ -91,7 +92,8 @@ class PolicyScheduler(AsyncScheduler):
         self.kv_holding_waiting = self.picked_holding = PickedQueue()
         self.jobs: dict[str, Job] = {}
         self.started = SlotHolders()
-        self.counters, self.exporter = SchedulerTotals(), PrometheusExporter()
+        self.counters = SchedulerTotals()
+        self.exporter = PrometheusExporter() if PROMETHEUS_MULTIPROC_DIR.read() else None
         self.view = EngineView(self)
         self.placement = Placement(
             self.view, self.ranking, self.jobs, self.settings, keeps_kv=self.connector is not None
@@ -233,7 +235,7 @@ class PolicyScheduler(AsyncScheduler):
     def _publish(self) -> None:
         self.counters.demotions = self.ranking.demotions
         self.counters.promotions = self.ranking.promotions
-        if self.exporter.is_enabled:
+        if self.exporter is not None:
             self.exporter.publish(self.counters, list(map(len, self.ranking.queues)))
 
     def _evict(self, request: Request) -> None:

@@ -82,7 +82,7 @@ def test_pipeline_is_not_chosen_when_its_ranks_cannot_start_or_start_more_slowly
 
 
 def test_hop_of_a_pipeline_is_that_of_its_servers() -> None:
-    hops = {"s0": {"s1": 0.5}, "s1": {"s2": 0.1}}
+    hops = {("s0", "s1"): 0.5, ("s1", "s2"): 0.1}
     model = FleetModel("m", 40, 60, replace(COSTS, hop_s=0.2), ttft_s=20.0)
     for names, hop_s in (("s0", "s1"), 0.5), (("s1", "s2"), 0.1), (("s0", "s2"), 0.2):
         found = choose(model, [offer for offer in FAST if offer.server in names], SETTINGS, hops=hops)
