@@ -14,7 +14,6 @@ import pytest
 from coldstart.artifacts.store import Store
 from support import architectures
 from support.plain_vllm import PlainVllm
-from tools.bursts import body, count_overtaken, together
 from tools.machine import PROMPTS, Machine
 
 from benchmarks.start import real_model
@@ -61,25 +60,6 @@ def test_embedding_equals_that_of_stock_vllm(machine: Machine, models: Path, tmp
     with machine.serving(str(model), "--mode", "fresh", vllm=EAGER) as served:
         assert served.report["mode"] == "fresh"
         assert [_vector(served.client.port, prompt) for prompt in PROMPTS] == expected
-
-
-@pytest.mark.nightly  # property/test_deadline_carrier.py has vLLM's own queue
-def test_deadlines_order_the_requests_of_an_adapter(machine: Machine, models: Path) -> None:
-    model = architectures.build("llama-lora", models)
-    lora = [part.format(adapter=f"{model}{architectures.ADAPTER}") for part in architectures.LORA]
-    flags = ("--dtype", "float32", "--max-model-len", "256", *EAGER[2:], *lora, "--served-model-name", "base")
-    names, answers = ("styled", "base"), {}
-    sent = [body(number // 2, 20) | {"model": names[number % 2]} for number in range(12)]
-    for scheduler in ("fcfs", "deadline"):
-        options = ["--deadline-factor", "1e6"] if scheduler == "deadline" else []
-        options += ["--scheduler", scheduler, "--on-miss", "warn"]
-        with machine.serving(str(model), *options, vllm=flags) as served:
-            answers[scheduler] = together(served, sent)
-            long = [body(20 + n, 150, prompt_tokens=100) | {"model": names[n % 2]} for n in range(12)]
-            last = body(40, 20, prompt_tokens=4) | {"model": "styled"}
-            assert (count_overtaken(served, long, last) >= 6) == (scheduler == "deadline")
-    assert answers["deadline"] == answers["fcfs"]
-    assert answers["fcfs"][::2] != answers["fcfs"][1::2], "the adapter changes nothing"
 
 
 def _vector(port: int, prompt: str) -> Any:

@@ -6,7 +6,6 @@ imports torch and transformers:
     python -m support.architectures NAME DIRECTORY      (with tests/ on the path)
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -22,16 +21,11 @@ _WIDE = _DEEP | {"intermediate_size": 256, "max_position_embeddings": _POSITIONS
 ARCHITECTURES: Mapping[str, tuple[str, Mapping[str, Any], str]] = {
     "gpt-neox": ("GPTNeoXConfig", _WIDE, "AutoModelForCausalLM"),
     "bert": ("BertConfig", _WIDE, "AutoModel"),
-    "llama-lora": ("LlamaConfig", _WIDE | {"num_key_value_heads": 1}, "AutoModelForCausalLM"),
 }
-ADAPTER = "/adapter"
-# On the CPU, vLLM 0.32 applies the adapter in the last slot to requests of the base model that share a batch with any adapter
-# (its index -1 means none, and selects the last one: vllm-project/vllm pull request 48421). The last of two slots stays empty.
-LORA = ("--enable-lora", "--max-loras", "2", "--max-lora-rank", "8", "--lora-modules", "styled={adapter}")
 
 
 def build(name: str, models: Path) -> Path:
-    """Return the directory of one model below `models`, built on first use with its adapter.
+    """Return the directory of one model below `models`, built on first use.
 
     Raises:
         RuntimeError: The model cannot be built; the message has the output of the builder.
@@ -63,29 +57,6 @@ def _write(name: str, target: Path) -> None:
     tiny.init_seeded_weights(model)
     model.save_pretrained(target)
     tiny.make_tokenizer().save_pretrained(target)
-    if name == "llama-lora":
-        _write_adapter(target, Path(f"{target}{ADAPTER}"))
-
-
-def _write_adapter(model: Path, adapter: Path) -> None:
-    """Write a LoRA adapter of rank 4 for queries and values in PEFT's format, with a visible effect on the output."""
-    import torch
-    from safetensors import safe_open
-    from safetensors.torch import save_file
-
-    generator, held, rank = torch.Generator().manual_seed(1), {}, 4
-    with safe_open(model / "model.safetensors", "pt") as tensors:
-        for key in tensors.keys():  # noqa: SIM118 - not a mapping
-            if key.endswith(("q_proj.weight", "v_proj.weight")):
-                rows, columns = tensors.get_slice(key).get_shape()
-                place = f"base_model.model.{key.removesuffix('.weight')}"
-                for part, shape in (("A", (rank, columns)), ("B", (rows, rank))):
-                    held[f"{place}.lora_{part}.weight"] = torch.randn(shape, generator=generator) / 4
-    adapter.mkdir()
-    save_file(held, adapter / "adapter_model.safetensors")
-    said = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 8, "bias": "none"}
-    said |= {"target_modules": ["q_proj", "v_proj"], "base_model_name_or_path": str(model)}
-    (adapter / "adapter_config.json").write_text(json.dumps(said))
 
 
 if __name__ == "__main__":
