@@ -174,10 +174,13 @@ def test_start_falls_back_when_the_template_refuses(
 
 
 @pytest.mark.parametrize("mode", ["fresh", "template-engine"])
-def test_wrong_canary_causes_a_fresh_start(started: Started, template: Template, mode: str) -> None:
+def test_wrong_canary_causes_a_fresh_start_on_the_same_socket(
+    started: Started, template: Template, tmp_path: Path, mode: str
+) -> None:
     template("engine")
+    words = Arguments(["forgets", "--uds", str(tmp_path / "socket")])
     env = {"TORCHINDUCTOR_CACHE_DIR": "/unpacked/inductor", "VLLM_CACHE_ROOT": "/cache"}
-    one = started(mode, vllm_args=Arguments(["forgets"]), compile_dir="/unpacked", env=env)
+    one = started(mode, vllm_args=words, compile_dir="/unpacked", env=env)
     assert one.plan.compile_dir is None and one.plan.env == {"VLLM_CACHE_ROOT": "/cache"}
     (fallback,) = one.document()["fallbacks"]
     assert fallback["section"] == "canary" and mode in fallback["reason"]
@@ -186,23 +189,16 @@ def test_wrong_canary_causes_a_fresh_start(started: Started, template: Template,
 
 
 @pytest.mark.parametrize("mode", ["template-engine", "template-runtime"])
-def test_start_falls_back_when_a_forked_server_dies(started: Started, template: Template, mode: str) -> None:
+def test_start_falls_back_on_the_same_socket_when_a_forked_server_dies(
+    started: Started, template: Template, tmp_path: Path, mode: str
+) -> None:
     template(mode.removeprefix("template-"))
     for asked in (mode, "auto"):
-        one = started(asked, vllm_args=Arguments(["dies-forked"]))
+        one = started(asked, vllm_args=Arguments(["dies-forked", "--uds", str(tmp_path / asked)]))
         (step,) = one.document()["fallbacks"]
         assert one.mode == "fresh" and not has_ended(one.running.process, 0)
         assert step["section"] == mode and "code 7 before it was ready" in step["reason"]
         assert one.document()["fast_path"]["mode"] is False
-
-
-@pytest.mark.parametrize("behaviour", ["dies-forked", "forgets"])
-def test_fallback_listens_on_the_socket_that_the_failed_server_left(
-    started: Started, template: Template, tmp_path: Path, behaviour: str
-) -> None:
-    template("runtime")
-    one = started("template-runtime", vllm_args=Arguments([behaviour, "--uds", str(tmp_path / "socket")]))
-    assert one.mode == "fresh" and len(one.unused.fallbacks) == 1
 
 
 def test_start_does_not_replace_the_socket_of_another_server(
