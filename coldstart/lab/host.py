@@ -67,13 +67,9 @@ class _Host:
     def _execute(self, action: events.Action, now: float) -> None:
         match action:
             case events.StartModel(model):
-                seconds, timeout_s = action.tier.penalty_s, self.core.settings.ready_timeout_s
+                seconds = action.tier.penalty_s
                 self._total_start_s += seconds
-                failure = events.ModelFailed(model, "the start exceeded its deadline")
-                self._schedule_event(
-                    min(seconds, timeout_s),
-                    events.ModelReady(model, seconds) if seconds <= timeout_s else failure,
-                )
+                self._schedule_event(seconds, events.ModelReady(model, seconds))
             case events.ChangeTier(model):
                 self._schedule_event(self.leave_s, events.TierChanged(model))
             case events.DispatchRequest(name):

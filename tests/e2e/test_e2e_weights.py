@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.range_server import run_server
-from tools.machine import TRACED, VLLM, Machine, Tokens
+from tools.machine import Machine, Tokens
 
 from coldstart.weights.prefetch import client
 
@@ -17,7 +17,6 @@ pytestmark = pytest.mark.vllm
 FILE = "model.safetensors"
 # Slow enough that the loader always waits.
 SLOW = 200e3
-FP32 = (*VLLM, "--dtype", "float32", *TRACED)
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +37,8 @@ def bare(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _stop_prefetchers(machine: Machine) -> Iterator[None]:
     yield
-    for place in (machine.root / "run", machine.root / "run-1"):
-        with suppress(client.PrefetchError):
-            client.request("stop", directory=place / "coldstart")
+    with suppress(client.PrefetchError):
+        client.request("stop", directory=machine.root / "run" / "coldstart")
 
 
 def test_weights_from_http_answer_vllms_tokens(

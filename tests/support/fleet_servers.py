@@ -1,6 +1,6 @@
 """Model servers of a fleet without a model: separate processes behind the real starter, supervisors and leases.
 
-A server answers a completion with its pid and its request count. The model "broken" never starts. With --max-model-len N a
+A server answers a completion with its pid and its request count. With --max-model-len N a
 server waits N milliseconds before it is ready. A stream has `max_tokens` pieces, `pause_s` seconds apart; a request for token
 ids returns the stream of `fake_model`. A server that fetches weights does so like `coldstart serve`: its model is a directory
 with a config.json and a plan.json, and it is ready when the tensors of its rank are there.
@@ -22,7 +22,6 @@ from support import fake_model
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.weights import LimitedFetch, WeightsRequest
-from coldstart.errors import UsageError
 from coldstart.host.live import starter
 from coldstart.host.live.servers import ServerStarter
 from coldstart.launch import fetch
@@ -105,8 +104,6 @@ def supervise(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
     """Serve in this process instead of planning and starting a server."""
     channel.send({"process": os.getpid()})
     os.environ.update(message["environment"])
-    if message["launch"]["model"] == "broken":
-        raise UsageError("no weights at /nowhere")
     words = list(message["launch"]["args"])
     if "--max-model-len" in words:
         time.sleep(int(words[words.index("--max-model-len") + 1]) / 1000)

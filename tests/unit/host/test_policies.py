@@ -194,13 +194,6 @@ def test_a_busy_model_is_made_to_drain_after_the_patience() -> None:
     assert all(one.ok for one in done.records)
 
 
-def test_a_start_past_its_deadline_answers_its_requests() -> None:
-    done = simulate([SimulatedRequest(0.0, "a", 1.0)], [A], _settings(ready_timeout_s=2.0))
-    assert [one.error for one in done.records] == [
-        "HTTP 503: model a did not start: the start exceeded its deadline"
-    ]
-
-
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_distant_requests_give_the_results_of_the_untimed_cache(policy: str) -> None:
     """No request overlaps a start or another request: starts and hits follow from the metadata alone."""
