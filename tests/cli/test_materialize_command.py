@@ -19,10 +19,9 @@ from tools import bundles, tiny_models
 from tools.bundles import damage, publish, publish_sections
 from tools.command_line import main
 
-from coldstart.contract.arguments import Arguments
 from coldstart.materialize import materialize
 from coldstart.materialize.options import Options
-from coldstart.models import inspection, keys, resolution, tiny
+from coldstart.models import inspection, tiny
 from coldstart.models.inspection import BundleLookup
 from coldstart.system.paths import Cache
 
@@ -124,21 +123,6 @@ def test_a_bundle_of_another_machine_does_not_fit(bundle: Bundle, capsys: pytest
     assert validate(bundle, "--against", "this", "--format", "json") == 1
     (report,) = json.loads(capsys.readouterr().out)["bundles"]
     assert {finding["code"] for finding in report["findings"]} == {"CS-KEY-MISMATCH"}
-
-
-@pytest.mark.slow
-def test_a_model_with_arguments_is_looked_up_by_its_key(
-    bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cache = Cache.at(bundle.layout.root.parent)
-    tiny_models.place("tiny-llama", cache.models)
-    model = resolution.resolve("tiny-llama", cache=cache)
-    wanted = keys.compose_key(model, Arguments(["--seed", "7"]))
-    made = bundles.publish(Store(bundle.layout.root), tmp_path / "scratch", wanted)
-    assert validate(bundle, "--", "--seed", "7", word="tiny-llama") == 0
-    assert capsys.readouterr().out == f"{made.ref}: valid at level checksum\n"
-    assert validate(bundle, "--", "--dtype", "float32", word="tiny-llama") == 3
-    assert "hint: coldstart materialize tiny-llama -- --dtype float32" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -113,18 +113,6 @@ def test_no_bundle_ends_the_bench(fake: Fake, settings: RunSettings, tmp_path: P
     assert launcher.closed == 1
 
 
-def test_an_interrupted_bench_closes_its_launchers(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
-    launcher = fake("template-engine")
-
-    def prepare() -> None:
-        raise KeyboardInterrupt
-
-    launcher.prepare = prepare
-    with pytest.raises(KeyboardInterrupt):
-        bench([launcher], settings, tmp_path)
-    assert launcher.closed == 1
-
-
 def test_benchmark_that_is_cut_off_keeps_its_runs(
     fake: Fake, settings: RunSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

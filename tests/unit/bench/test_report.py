@@ -8,7 +8,6 @@ from support import pages
 
 from coldstart.bench import report, result, starts
 from coldstart.bench.measure import STAGES, MeasuredRun, SteadyState
-from coldstart.bench.report import Report
 from coldstart.bench.runner import BenchRuns
 
 PROOF = {"fast_path": {"compile": True}, "fallbacks": []}
@@ -131,8 +130,3 @@ def test_markdown_keeps_its_table(document: dict[str, Any]) -> None:
 def test_empty_plots_are_plots() -> None:
     drawn = report.draw_bars("x", []), report.draw_lines({}, "x", "y"), report.draw_lines({"a": []}, "x", "y")
     assert [len(pages.plots(one)) for one in drawn] == [1] * 3
-
-
-def test_missing_values_are_empty_in_csv() -> None:
-    made = Report("a <b>", {}, [{"name": "a", "n": 1, "s": 0.5, "ok": True}, {"name": "b"}], ())
-    assert made.render("csv") == "name,n,s,ok\na,1,0.5,True\nb,,,\n"
