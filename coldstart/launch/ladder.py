@@ -54,20 +54,9 @@ def find_planned_mode(request: ServeRequest, plan: LaunchPlan) -> tuple[str, lis
 
 def _find_obstacle(mode: StartMode, one: ServerStart) -> Reason | None:
     try:
-        why = mode.find_unusable_reason(one)
-        return modes.find_criu_limit(mode) if why is None else _choose_reason(mode, one, why)
+        return mode.find_unusable_reason(one) or modes.find_criu_limit(mode)
     except (BundleError, LaunchRefusedError) as error:
         return Reason(str(error), error.hint or "")
-
-
-def _choose_reason(mode: StartMode, one: ServerStart, why: Reason) -> Reason:
-    """Return the reason to report for a skipped mode: `why`, or that CRIU cannot run if the user requested the mode.
-
-    With `auto`, CRIU is not probed, because the probe would delay every start.
-    """
-    if one.request.mode == modes.AUTO or mode.find_unusable_reason() is not None:
-        return why
-    return modes.find_criu_limit(mode) or why
 
 
 def _create_fallback(mode: StartMode, one: ServerStart, why: Reason) -> Fallback:
@@ -79,7 +68,6 @@ def _attempt(mode: StartMode, one: ServerStart, unused: UnusedModes) -> Server |
     """Start the server in `mode`. If that fails, record the reason in `unused`, and return None to try the next mode."""
     try:
         if (why := mode.find_unusable_reason(one)) is not None:
-            why = _choose_reason(mode, one, why)
             listed = unused.unavailable if one.request.mode == modes.AUTO else unused.fallbacks
             listed += [_create_fallback(mode, one, why)]
             return None

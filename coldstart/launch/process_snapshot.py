@@ -272,9 +272,9 @@ def find_first_error(log: Path) -> str:
 
 
 def _require_criu(level: str) -> None:
-    if (reason := criu.explain_unavailable()) is not None:
+    if (limit := criu.find_limit()) is not None:
         raise CommandFailedError(
-            f"cannot create a snapshot of the {level}: {reason}",
+            f"cannot create a snapshot of the {level}: {limit[0]}",
             hint="run `coldstart doctor` to find the cause",
         )
 
@@ -321,5 +321,7 @@ def thaw_runtime(image: Path, plan: LaunchPlan) -> RestoredTemplate:
 
 
 def _require_usable(images: Path) -> None:
-    if (reason := criu.explain_unavailable() or runtime_image.explain_unreadable(images)) is not None:
-        raise LaunchRefusedError(reason, criu.suggest_fix())
+    if (limit := criu.find_limit()) is not None:
+        raise LaunchRefusedError(*limit)
+    if (reason := runtime_image.explain_unreadable(images)) is not None:
+        raise LaunchRefusedError(reason)

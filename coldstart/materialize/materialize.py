@@ -44,8 +44,8 @@ def materialize(requested: BundleLookup, options: Options, phase: Phase) -> Bund
     """
     if options.snapshot and (why := SNAPSHOT.find_unusable_reason()):
         raise CommandFailedError(f"cannot create a snapshot: {why.reason}", hint=why.hint)
-    if options.snapshot and runtime.targets_cpu() and (reason := criu.explain_unavailable()) is not None:
-        raise CommandFailedError(f"cannot create a snapshot: {reason}", hint="run `coldstart doctor`")
+    if options.snapshot and runtime.targets_cpu() and (limit := criu.find_limit()) is not None:
+        raise CommandFailedError(f"cannot create a snapshot: {limit[0]}", hint="run `coldstart doctor`")
     if requested.model.repo_id is None:  # a bundle of the same key may have been built from other files
         resolution.check_weights(requested.model)
     with requested.store.lock_key(requested.key):

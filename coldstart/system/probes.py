@@ -92,8 +92,8 @@ def require_device() -> None:
 
 def probe_criu() -> Probe:
     """Check that CRIU, which snapshots of a CPU engine need, is installed and may run."""
-    if (lacking := snapshots.explain_unavailable()) is not None:
-        return Probe("criu", "missing", lacking, snapshots.suggest_fix())
+    if (limit := snapshots.find_limit()) is not None:
+        return Probe("criu", "missing", *limit)
     try:
         checked = snapshots.run_criu("check")
     except OSError as error:
@@ -110,8 +110,8 @@ def probe_frozen_runtime(cache: Cache) -> Probe:
     name, make = "frozen runtime", "coldstart template freeze"
     if not runtime.targets_cpu():
         return Probe(name, "note", "none: only the runtime of vLLM's CPU build can be frozen")
-    if (lacking := snapshots.explain_unavailable()) is not None:
-        return Probe(name, "note", f"none, and it cannot be created: {lacking}")
+    if (limit := snapshots.find_limit()) is not None:
+        return Probe(name, "note", f"none, and it cannot be created: {limit[0]}")
     try:
         place = runtime_image.choose_image_directory(cache.runtimes)
         image = runtime_image.describe_image(place) if place.is_dir() else None

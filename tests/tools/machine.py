@@ -47,8 +47,8 @@ def find_criu() -> str | None:
 def require_criu(patch: pytest.MonkeyPatch) -> None:
     """Use the CRIU of the tests in this process; skip the test if it cannot restore processes here."""
     patch.setenv(criu.VARIABLE, find_criu() or "")
-    if (reason := criu.explain_unavailable()) is not None:
-        pytest.skip(reason)
+    if (limit := criu.find_limit()) is not None:
+        pytest.skip(limit[0])
 
 
 @dataclass

@@ -36,20 +36,8 @@ def find_command() -> list[str]:
     return [program]
 
 
-def explain_unavailable() -> str | None:
-    """Return the reason why processes cannot be checkpointed or restored here, or None if they can."""
-    found = _find_missing_requirement()
-    return found[0] if found else None
-
-
-def suggest_fix() -> str | None:
-    """Return a hint on how to fix the problem that `explain_unavailable` reports, or None if there is none."""
-    found = _find_missing_requirement()
-    return found[1] if found else None
-
-
-def _find_missing_requirement() -> tuple[str, str] | None:
-    """Return the reason and the hint for the first requirement that this machine does not meet, or None."""
+def find_limit() -> tuple[str, str] | None:
+    """Return the reason why processes cannot be checkpointed or restored here, and a hint, or None if they can."""
     try:
         (program,) = find_command()
     except FileNotFoundError as error:

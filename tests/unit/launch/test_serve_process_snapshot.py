@@ -205,7 +205,7 @@ def frozen_plans(monkeypatch: pytest.MonkeyPatch, home: Path, tmp_path: Path) ->
         plans.append(plan)
         (out / "pages-1.img").write_bytes(b"x")
 
-    monkeypatch.setattr(criu, "explain_unavailable", lambda: None)
+    monkeypatch.setattr(criu, "find_limit", lambda: None)
     monkeypatch.setattr(tiny, "build_tiny_model", lambda name, models: tmp_path / name)
     monkeypatch.setattr(process_snapshot, "freeze_template", freeze)
     return plans
