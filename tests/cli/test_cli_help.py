@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 from coldstart.commands import cli
-from tools.command_line import Run
 
 
 def _help(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> str:
@@ -12,11 +11,6 @@ def _help(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> str:
         cli.app([*words, "--help"], prog_name="coldstart")
     assert stopped.value.code == 0
     return capsys.readouterr().out
-
-
-def test_the_program_prints_its_help(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = run("serve", "--help").stdout
-    assert shown == _help(capsys, ("serve",)) and shown.startswith("Usage: coldstart serve [OPTIONS] ")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
 from support.graphs_tools import proven
-from tools import tiny_models
 from tools.bundles import KV, flip, key, publish, publish_sections
 from tools.command_line import Run
 
@@ -77,25 +76,6 @@ def test_inspect_diff(run: Run, bundle: Bundle, home: Path) -> None:
     assert data["fields"] == [{"field": "engine.dtype", "left": None, "right": "float16"}]
     assert [section["section"] for section in data["sections"]] == ["kv"]
     assert run("inspect", bundle.ref, "--diff", bundle.ref).stdout == "no difference\n"
-
-
-@pytest.fixture
-def model(home: Path) -> Path:
-    tiny_models.require_vllm()
-    return tiny_models.write_empty(home / "my-model")
-
-
-def test_inspect_names_the_differing_field_when_no_bundle_matches(run: Run, model: Path, home: Path) -> None:
-    from coldstart.contract.arguments import Arguments
-    from coldstart.models import keys, resolution
-
-    made = keys.compose_key(resolution.resolve(str(model)), Arguments(["--max-model-len", "512"]))
-    publish(Store(Cache.at().bundles), home / "scratch", made)
-    hit = run("inspect", str(model), "--", "--max-model-len=512")
-    assert made.digest in hit.stdout
-    missed = run("inspect", str(model), "--", "--max-model-len", "1024", code=3).stderr
-    assert "--max-model-len: 512 in the bundle, 1024 requested" in missed
-    assert f"coldstart materialize {model} -- --max-model-len 1024" in missed
 
 
 def test_name_means_its_newest_version_and_command_says_which(run: Run, bundle: Bundle, home: Path) -> None:

@@ -134,11 +134,6 @@ def test_validate_refuses_unusable_options(options: dict[str, str], message: str
         api.validate("tiny:v1", cache_dir=tmp_path, **options)  # type: ignore[arg-type]
 
 
-def test_validate_raises_for_a_reference_of_no_bundle(tmp_path: Path) -> None:
-    with pytest.raises(BundleNotFoundError):
-        api.validate("tiny:v1", cache_dir=tmp_path)
-
-
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[ServeRequest]:
     """Record the requests of `serve` without starting a server."""
