@@ -21,7 +21,6 @@ from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
 from coldstart.scheduling.deadline import PRIORITY_SPAN_US
 from coldstart.scheduling.settings import KEY, SchedulerSettings
-from coldstart.vllm import compat
 from coldstart.vllm.scheduling import SCHEDULER_CLS, deadlines, headers, kv_transfer_config, scheduler
 from coldstart.vllm.scheduling.offload import CpuPoolWorker
 from coldstart.vllm.scheduling.virtual_engine import make_request
@@ -85,39 +84,26 @@ def test_the_class_of_a_key_or_a_header_counts_for_a_request_without_a_priority(
     assert [round(priority / PRIORITY_SPAN_US) for priority in given] == [7, -5, 0, 3, -9]
 
 
-def incompatible(stages: int = 1, connector: str | None = None, **changes: object) -> SimpleNamespace:
+def incompatible(connector: str | None = None, **changes: object) -> SimpleNamespace:
     fields = {"policy": "fcfs", "enable_chunked_prefill": True} | changes
     return SimpleNamespace(
         scheduler_config=SimpleNamespace(**fields),
-        parallel_config=SimpleNamespace(pipeline_parallel_size=stages),
         kv_transfer_config=connector and SimpleNamespace(kv_connector=connector),
     )
-
-
-@pytest.mark.parametrize("stages", [1, 2])
-def test_require_accepts_a_common_configuration(stages: int) -> None:
-    scheduler.require_support(incompatible(stages))
-
-
-def test_require_names_the_missing_integration_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compat, "find_unsupported_reason", lambda feature, load=None: f"no {feature} here")
-    with pytest.raises(
-        scheduler.IncompatibleVllmError, match=r"no scheduler here; serve with --scheduler fcfs"
-    ):
-        scheduler.require_support(incompatible())
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
+        ({}, None),
         ({"policy": "priority"}, "scheduling-policy priority"),
         ({"enable_chunked_prefill": False}, "chunked-prefill"),
         ({"connector": "OffloadingConnector"}, "the KV connector OffloadingConnector"),
     ],
 )
-def test_require_refuses_unsupported_configuration(change: dict[str, object], words: str) -> None:
-    with pytest.raises(scheduler.IncompatibleVllmError, match=words):
-        scheduler.require_support(incompatible(**change))  # type: ignore[arg-type]
+def test_unsupported_configuration_is_named(change: dict[str, object], words: str | None) -> None:
+    found = scheduler.find_unsupported(incompatible(**change))  # type: ignore[arg-type]
+    assert found is None if words is None else words in (found or "")
 
 
 def test_settings_survive_the_command_line() -> None:

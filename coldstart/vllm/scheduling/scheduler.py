@@ -42,16 +42,6 @@ from coldstart.vllm.scheduling.view import (
 )
 
 
-class IncompatibleVllmError(RuntimeError):
-    """Error for a vLLM version or configuration that PolicyScheduler does not support. The message contains the reason."""
-
-
-def require_support(config: Any) -> None:
-    """Raise IncompatibleVllmError if PolicyScheduler does not support the installed vLLM or its configuration."""
-    if reason := compat.find_unsupported_reason("scheduler") or find_unsupported(config):
-        raise IncompatibleVllmError(f"{reason}; serve with --scheduler fcfs")
-
-
 def find_unsupported(config: Any) -> str | None:
     """Return a clause that lists the unsupported settings in the configuration, or None if there are none."""
     unsupported = []
@@ -81,7 +71,8 @@ class PolicyScheduler(AsyncScheduler):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        require_support(self.vllm_config)
+        if reason := compat.find_unsupported_reason("scheduler") or find_unsupported(self.vllm_config):
+            raise RuntimeError(f"{reason}; serve with --scheduler fcfs")
         self.stages: int = self.parallel_config.pipeline_parallel_size
         self.settings = SchedulerSettings.from_additional_config(self.vllm_config.additional_config)
         self.profile = self.settings.get_iteration_profile()
