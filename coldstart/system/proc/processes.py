@@ -142,13 +142,17 @@ def read_field(path: str, name: str) -> str:
 
 
 def _control_groups() -> Iterator[tuple[int, int]]:
-    """Yield limit and usage in bytes of this process's control group (version 2) and of each parent with a limit."""
+    """Yield limit and usage in bytes of this process's control group (version 2) and of each parent with a limit.
+
+    The usage excludes cached files that the kernel frees when the group needs memory.
+    """
     own = Path("/proc/self/cgroup").read_text().rpartition("0::")[2].strip()
     group = Path("/sys/fs/cgroup") / own.lstrip("/")
     for directory in (group, *group.parents):
         try:
             limit, used = (directory / "memory.max").read_text(), (directory / "memory.current").read_text()
+            counters = dict(line.split() for line in (directory / "memory.stat").read_text().splitlines())
         except OSError:
             continue  # this group has no limit
         if limit.strip() != "max":
-            yield int(limit), int(used)
+            yield int(limit), int(used) - int(counters["inactive_file"])

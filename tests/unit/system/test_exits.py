@@ -1,4 +1,4 @@
-"""Exit codes in words, and the kernel's count of processes killed because of missing memory."""
+"""Exit codes in words, the kernel's count of processes killed because of missing memory, and the memory of a control group."""
 
 import signal
 import subprocess
@@ -9,7 +9,7 @@ import psutil
 import pytest
 from support.processes import has_ended, wait_until
 
-from coldstart.system.proc import exits
+from coldstart.system.proc import exits, processes
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,19 @@ def test_memory_kills_are_counted_by_the_control_group_or_the_machine(
     (tmp_path / file).write_text(text)
     monkeypatch.setattr(exits, "Path", lambda path: tmp_path / path.lstrip("/"))
     assert exits.count_oom_kills() == 4
+
+
+def test_cached_files_of_a_control_group_count_as_available(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = {"memory.max": "1000", "memory.current": "900", "memory.stat": "anon 400\ninactive_file 500"}
+    contents = {f"sys/fs/cgroup/job/{name}": text for name, text in contents.items()}
+    contents |= {"proc/self/cgroup": "0::/job", "proc/meminfo": "MemAvailable: 99 kB"}
+    for name, text in contents.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    monkeypatch.setattr(processes, "Path", lambda path: tmp_path / path.lstrip("/"))
+    assert processes.read_available_memory() == 600
 
 
 ROOT_CAUSE = "ValueError: Load format `strange` is not supported"
