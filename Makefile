@@ -8,16 +8,16 @@ ARGS   ?= --max-model-len 1024 --kv-cache-memory-bytes 268435456
 RUNS   ?= 1
 TARGET  ?= tar
 SECONDS ?= 600
-# One for each core, but each takes the memory of a vLLM.
-WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
-SERVING ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 2 ? n : 2)))
+# More than one for each core, because they also wait; but each takes the memory of a vLLM, and those of real servers of several.
+WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 6 ? n + n / 2 : 8)))
+SERVING ?= $(shell awk '/^MemTotal/ { print $$2 > 16000000 ? 3 : 2 }' /proc/meminfo 2>/dev/null || echo 2)
 PYTEST  := $(BIN)/python -m pytest
 # The quick tests wait more than they compute; but each worker collects all of them.
 QUICK   ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? 2 * n : 8)))
 # A file's tests share what is expensive to make. (By pytest-xdist 3.8, --dist loadgroup groups nothing under pytest 9.2.)
 BESIDE  := -n $(WORKERS) --dist loadfile
 # The order of the end-to-end tests' files is that of tests/e2e/conftest.py; --no-loadscope-reorder retains it.
-# All but the real servers: two workers have a machine of their own each, whose one bundle and template their tests share.
+# All but the real servers: their workers have a machine of their own each, whose one bundle and template their tests share.
 SUITES  := $(filter-out tests/e2e/,$(sort $(wildcard tests/*/)))
 
 # Those that import no vLLM, and which of them are quick.
