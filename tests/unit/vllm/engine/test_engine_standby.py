@@ -13,7 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 import pytest
+from support.processes import has_ended, wait_until
 from tools import tiny_models
 
 from coldstart.contract.plan import LaunchPlan
@@ -210,3 +212,8 @@ def test_parked_engine_returns_to_its_device_for_a_server_and_only_sleeps_when_t
     (fallback,) = third.report["fallbacks"]
     assert fallback["section"] == "parked" and "checkpoint failed: CUDA_ERROR_UNKNOWN" in fallback["reason"]
     assert _end(third) == 0 and state.read_text() == parked
+    # An engine whose device is parked cannot react to a signal; it ends with its template all the same.
+    engine = psutil.Process(int(state.name))
+    engine.suspend()
+    resident.process.kill()
+    wait_until(lambda: has_ended(engine.pid))
