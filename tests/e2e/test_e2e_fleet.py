@@ -4,6 +4,8 @@ Gateway, Ray, actors and starter are real. The model servers need no model: the 
 """
 
 import json
+import os
+import signal
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -77,6 +79,18 @@ def test_servers_of_cluster_survive_fleets_process(tmp_path: Path, monkeypatch: 
         second.request("/fleet/down", {})
         second.end()
         wait_until(lambda: has_ended(server.pid))
+
+
+def test_killed_server_loses_no_request_that_has_not_begun(fleet: Fleet) -> None:
+    fleet.deploy("c")
+    first = fleet.ask("c")["pid"]
+    with Asking(fleet, "c", pause_s=0.05) as asking:
+        wait_until(lambda: len(asking.answers) > 5)
+        os.kill(first, signal.SIGKILL)
+        answered = len(asking.answers)
+        wait_until(lambda: len(asking.answers) > answered + 10)
+    assert not asking.failed and len({answer["pid"] for answer in asking.answers}) == 2
+    assert fleet.status()["gateway"]["readmitted"] >= 1
 
 
 def test_killed_actor_ends_its_servers_and_restarts(fleet: Fleet) -> None:
