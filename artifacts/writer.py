@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -199,11 +199,12 @@ def find_abandoned_staging(layout: OciLayout) -> list[Path]:
     dead = []
     for directory in sorted(layout.staging_dir.iterdir()):
         # Writers create the directory and its lock under the index lock, so a directory without a lock is abandoned.
-        if (directory / _LOCK).is_file():
-            if (handle := files.try_lock(directory / _LOCK)) is None:
-                continue
-            os.close(handle)
-        dead.append(directory)
+        with suppress(FileNotFoundError):  # its writer is just removing it
+            if (directory / _LOCK).is_file():
+                if (handle := files.try_lock(directory / _LOCK)) is None:
+                    continue
+                os.close(handle)
+            dead.append(directory)
     return dead
 
 

@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from coldstart.artifacts import files
@@ -124,14 +124,14 @@ def remove_dead(base: Path, prefix: str, patience_s: float = 0.0) -> list[str]:
     """Remove the directories of dead processes, and return the PIDs of live owners. The caller holds the lock of `base`."""
     owners = []
     for directory in filter(Path.is_dir, base.glob(f"{prefix}*")):
-        if (lock := files.try_lock(directory / _LOCK)) is not None:
-            _remove(directory, patience_s)
-            os.close(lock)
-            continue
-        try:
-            owners.append(files.read_text(directory / _LOCK))
-        except (OSError, ValueError):
-            continue  # it was just created or just removed
+        with suppress(
+            FileNotFoundError, ValueError
+        ):  # its owner has just removed it, or has not written its PID yet
+            if (lock := files.try_lock(directory / _LOCK)) is None:
+                owners.append(files.read_text(directory / _LOCK))
+            else:
+                _remove(directory, patience_s)
+                os.close(lock)
     return owners
 
 

@@ -27,7 +27,7 @@ from coldstart.host.events import (
 )
 from coldstart.host.model_state import ModelState
 from coldstart.host.specification import HostSettings, ModelSpec, Tier, stopped
-from coldstart.host.status import HostFacts, estimate_progress
+from coldstart.host.status import estimate_progress
 
 
 class Driver:
@@ -237,16 +237,6 @@ def test_request_without_a_model_goes_to_the_default_model() -> None:
         configuration.parse({**table, "default_model": "c"})
     with pytest.raises(UsageError, match="default_model: expected `str`"):
         configuration.parse({**table, "default_model": 3})
-
-
-def _host() -> tuple[Core, HostFacts]:
-    core = Core(
-        [ModelSpec.with_two_tiers("a", 10, 5.0, idle_s=60.0), ModelSpec.with_two_tiers("b", 10, 7.0)],
-        HostSettings(memory=15, policy="lru"),
-    )
-    facts = HostFacts(url="http://127.0.0.1:8000", pid=7, began=1.0)
-    facts.get_model("a").aliases = ("alpha",)
-    return core, facts
 
 
 def test_progress_follows_the_start_time_of_the_model() -> None:

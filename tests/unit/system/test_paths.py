@@ -9,6 +9,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from coldstart.artifacts import files
 from tools.command_line import main
 
 from coldstart.errors import UsageError
@@ -73,6 +74,17 @@ def test_servers_have_room_for_vllms_sockets(
     with create_host_directory() as directory:
         _bind(directory / "99999.sock")
     assert not directory.exists()
+
+
+def test_a_directory_that_its_owner_removes_is_passed_over(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed, lock = _make(place, 42), files.try_lock
+    monkeypatch.setattr(
+        files, "try_lock", lambda path: (path.parent == removed and removed.rmdir()) or lock(path)
+    )
+    with scratch.create_owned_directory(place) as own:
+        assert own.exists() and not removed.exists()
 
 
 def _forbid(place: Path) -> None:
