@@ -8,9 +8,9 @@ ARGS   ?= --max-model-len 1024 --kv-cache-memory-bytes 268435456
 RUNS   ?= 1
 TARGET  ?= tar
 SECONDS ?= 600
-# More than one for each core, because they also wait; but each takes the memory of a vLLM, and those of real servers of several.
+# More than one for each core, because they also wait; but each takes the memory of a vLLM. Real servers compare times.
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 6 ? n + n / 2 : 8)))
-SERVING ?= $(shell awk '/^MemTotal/ { print ($$2 > 16000000 ? 3 : 2) }' /proc/meminfo 2>/dev/null || echo 2)
+SERVING ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 2 ? n : 2)))
 PYTEST  := $(BIN)/python -m pytest
 # The quick tests wait more than they compute; but each worker collects all of them.
 QUICK   ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? 2 * n : 8)))
