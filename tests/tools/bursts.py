@@ -65,7 +65,7 @@ def count_overtaken(
 
     with ThreadPoolExecutor(len(sent) + 1) as pool:
         others = [pool.submit(end, one) for one in sent]
-        wait_until(lambda: _count_live(served) >= len(sent), 30)
+        wait_until(lambda: sum(one.done() for one in others) + _count_live(served) >= len(sent))
         ended = pool.submit(end, last, headers).result()
         return sum(other.result() > ended for other in others)
 
