@@ -24,8 +24,12 @@ SLEEP = "--enable-sleep-mode"
 Limit = tuple[str, str]
 """Reason why a feature cannot be used, followed by a hint."""
 
-# Arguments that a start can add to those of the snapshot's engine, which vLLM checks itself.
-_ACCESS = ("api_key", "uds")
+_RANKS = ("tensor", "pipeline", "data", "prefill_context")
+_FRONTEND = (
+    "grpc", "headless", "api_key", "uds", "middleware", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs",
+    "enable_ssl_refresh", "ssl_ciphers",
+)  # fmt: skip
+_DRAFT = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
 _COMMIT = re.compile(r"[0-9a-fA-F]{40}")
 
 
@@ -49,7 +53,7 @@ def find_missing_tool(environ: Mapping[str, str], uid: int) -> Limit | None:
 def find_snapshot_limit(
     given: Arguments, repository: str | None, revision: str | None, environ: Mapping[str, str]
 ) -> Limit | None:
-    """Return the reason why `vllm snapshot` does not support this model or how clients access the server, or None.
+    """Return the reason why `vllm snapshot` does not support a server with these arguments, or None.
 
     Args:
         given: vLLM arguments of the server, including its address.
@@ -62,15 +66,29 @@ def find_snapshot_limit(
             "vllm snapshot needs a hub model at a full commit hash",
             "specify a hub repository and --revision COMMIT",
         )
-    for name in _ACCESS:
-        if given.get_value(name):
+    for name in _RANKS:
+        if (size := given.get_value(f"{name}_parallel_size", 1)) != 1:
+            option = f"--{name}-parallel-size".replace("_", "-")
+            return f"vllm snapshot supports only one rank, but {option} is {size}", f"omit {option}"
+    for name in _FRONTEND:
+        if given.get_value(name) not in (None, False, ""):
             option = f"--{name}".replace("_", "-")
             return (
                 f"vllm snapshot supports only plain HTTP without an API key, but {option} is set",
                 f"omit {option}",
             )
+    if given.get_value("api_server_count") not in (None, 1):
+        return "vllm snapshot supports only one API server process", "omit --api-server-count"
     if environ.get("VLLM_API_KEY"):
         return "vllm snapshot does not support API keys, but VLLM_API_KEY is set", "unset VLLM_API_KEY"
+    if (mode := given.get_value("logprobs_mode")) in ("raw_logits", "processed_logits"):
+        return (
+            f"vllm snapshot checks log probabilities, but --logprobs-mode is {mode}",
+            "omit --logprobs-mode",
+        )
+    if drafts := [name for name in _DRAFT if given.contains_flag(name)]:
+        option = f"--{drafts[0]}".replace("_", "-")
+        return "vllm snapshot does not support speculative decoding", f"omit {option}"
     return None
 
 
