@@ -7,7 +7,6 @@ number of threads as vLLM's CPU binding, so reductions and tokens are the same.
 
 from __future__ import annotations
 
-import signal
 from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from vllm.v1.worker.worker_base import WorkerWrapperBase
 
 from coldstart.contract.plan import LaunchPlan
 from coldstart.system import timeline
-from coldstart.system.proc.lifeline import die_with_parent
 from coldstart.vllm import compat
 from coldstart.vllm.engine import adoption, components, threads
 
@@ -40,8 +38,6 @@ class ColdExecutor(UniProcExecutor):
     """Executor that builds the worker in this process, or adopts the worker that a template built before the fork."""
 
     def _init_executor(self) -> None:
-        # After SIGTERM, a stopped engine or one whose device is parked would stay, with its memory.
-        die_with_parent(signal.SIGKILL)
         threads.use_serving_threads(self.vllm_config)
         built = _kept.pop() if _kept else None
         if built is not None and built.unfit is None:

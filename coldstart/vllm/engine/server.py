@@ -211,7 +211,7 @@ async def start_engine(args: Namespace, plan: LaunchPlan, app: EarlyApplication)
     readiness.report_logged_errors()
     app.start_building_after_fork(args, config)
     collection.postpone_in_children()
-    # A starting engine ignores SIGTERM and would wait for its dead server.
+    # After SIGTERM, an engine that is starting, stopped or parked would stay without its server, with its memory.
     os.register_at_fork(after_in_child=partial(die_with_parent, signal.SIGKILL))
     # Freeze the imported objects: each gc.collect() of vLLM's loader would scan them for half a second.
     gc.freeze()
