@@ -11,7 +11,6 @@ from coldstart.fleet.sizing import Offer
 from coldstart.fleet.specification import Costs, FleetModel, FleetSettings, Overlap
 
 GIB = 1 << 30
-Choice = tuple[int, int, float]
 
 
 def cluster(random: Random) -> tuple[FleetModel, list[Offer], FleetSettings, int, float]:

@@ -137,9 +137,7 @@ def _children() -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cycles", [20, pytest.param(100, marks=pytest.mark.nightly)])
-def test_starts_and_stops_leave_nothing_open(
-    weights: Weights, server: RangeServer, runtime: Path, cycles: int
-) -> None:
+def test_starts_leave_nothing_open(weights: Weights, server: RangeServer, runtime: Path, cycles: int) -> None:
     names = weights.names("b.")[:3]
 
     def cycle() -> set[int]:
