@@ -93,7 +93,7 @@ class ChildServer:
             select.select([self._pidfd], [], [])
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)  # not yet reaped, so its PID is not reused
-        return _exit_code(self.process.wait())
+        return exits.convert_return_code(self.process.wait())
 
     def signal(self, number: int) -> None:
         """Send a signal to the process."""
@@ -126,7 +126,8 @@ class ForkedServer:
     def wait(self) -> int:
         """Wait for the exit and return the exit code, or 137 (SIGKILL) if the server was killed with its template."""
         if self._code is None:
-            self._code = next((_exit_code(int(m["exit"])) for m in self._replies if "exit" in m), 137)
+            code = next((int(reply["exit"]) for reply in self._replies if "exit" in reply), -signal.SIGKILL)
+            self._code = exits.convert_return_code(code)
             if self.holder is not None:
                 self.holder.end()
         return self._code
@@ -135,10 +136,6 @@ class ForkedServer:
         """Send a signal to the process. Do nothing if the template has disconnected."""
         with suppress(OSError):
             self.connection.send({"signal": int(number)})
-
-
-def _exit_code(code: int) -> int:
-    return code if code >= 0 else 128 - code
 
 
 def spawn_engine_module(

@@ -254,7 +254,7 @@ def spawn_template(
     except BaseException as error:  # including Ctrl-C: otherwise an unlisted template would remain
         code = _kill(process)
         if isinstance(error, TemplateExitedError):
-            error.code = code if code >= 0 else 128 - code
+            error.code = exits.convert_return_code(code)
         raise
     finally:
         os.close(reader)

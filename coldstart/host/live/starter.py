@@ -265,7 +265,7 @@ def _guard(template: RunningTemplate, channel: json_lines.Channel, stop: Callabl
                 break
         else:
             code = os.waitstatus_to_exitcode(os.waitpid(template.pid, 0)[1])
-            channel.send({"code": code if code >= 0 else 128 - code})
+            channel.send({"code": exits.convert_return_code(code)})
     finally:
         stop()
     return 0

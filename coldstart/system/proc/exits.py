@@ -14,6 +14,11 @@ from coldstart.system import secrets
 _SIGNALLED = 128
 
 
+def convert_return_code(code: int) -> int:
+    """Return the exit code that a shell reports (128 + n) for a return code of `subprocess` (-n after signal n)."""
+    return code if code >= 0 else _SIGNALLED - code
+
+
 def is_killed(code: int | None) -> bool:
     """Return whether an exit code (128 + n after signal n) means that SIGKILL ended the process."""
     return code == _SIGNALLED + signal.SIGKILL
