@@ -19,9 +19,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec.structs import replace
 
-from coldstart.models.checkpoint_files import MAX_BYTES as MAX_BYTES
-from coldstart.models.checkpoint_files import Size, make_natural_key
-from coldstart.models.checkpoint_files import Tensor as Tensor
+from coldstart.models.checkpoint_files import Size, Tensor, make_natural_key
 
 MAX_CHUNK = 256 << 20
 

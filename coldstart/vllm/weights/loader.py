@@ -23,10 +23,11 @@ from coldstart.contract.environment import VLLM_PP_LAYER_PARTITION
 from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.weights import WEIGHTS_ERROR_PREFIX
 from coldstart.errors import ColdstartError
+from coldstart.models.checkpoint_files import Tensor
 from coldstart.system import timeline
 from coldstart.weights import checkpoint
 from coldstart.weights import weights_plan as weights
-from coldstart.weights.checkpoint import Tensor, UnreadableWeightsError
+from coldstart.weights.checkpoint import UnreadableWeightsError
 from coldstart.weights.load import ladder, stage
 from coldstart.weights.load.ladder import NoLoaderLeftError, Rung, load_tensors
 from coldstart.weights.load.tensor_sources import FileSource, PrefetchSource, SourceLostError, TensorSource

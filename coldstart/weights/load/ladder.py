@@ -12,9 +12,9 @@ from typing import Any
 
 from coldstart.contract import fallback
 from coldstart.contract.fallback import Fallback
+from coldstart.models.checkpoint_files import Tensor
 from coldstart.system import timeline
 from coldstart.system.start_progress import BYTES, ProgressCounter
-from coldstart.weights.checkpoint import Tensor
 from coldstart.weights.load.tensor_sources import SourceLostError, TensorSource
 
 STAGE = "load weights"

@@ -16,8 +16,8 @@ from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
 
 from coldstart.artifacts import files
+from coldstart.models.checkpoint_files import Tensor
 from coldstart.system.proc import own_process
-from coldstart.weights.checkpoint import Tensor
 
 if TYPE_CHECKING:
     from coldstart.weights.prefetch.attached import WeightsLease

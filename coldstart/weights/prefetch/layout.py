@@ -16,8 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from coldstart.models.checkpoint_files import MAX_BYTES, Tensor
 from coldstart.weights import checkpoint
-from coldstart.weights.checkpoint import Tensor
 from coldstart.weights.prefetch import PrefetchRefusedError
 
 # Alignment of files in the region, in bytes, so that a huge page contains bytes of only one file.
@@ -115,9 +115,9 @@ def build_layout(document: Mapping[str, Any]) -> RegionLayout:
                 tensors[tensor.name] = range(before.start, len(checks) + 1)
             checks.append(DigestedRange(placed, start, end, digest, tensor))
         total += -(-file.size // ALIGN) * ALIGN
-    if not 0 < total <= checkpoint.MAX_BYTES:
+    if not 0 < total <= MAX_BYTES:
         raise PrefetchRefusedError(
-            f"the weights plan describes {total} bytes, expected between 1 and {checkpoint.MAX_BYTES} bytes"
+            f"the weights plan describes {total} bytes, expected between 1 and {MAX_BYTES} bytes"
         )
     return RegionLayout(plan.chunk, files, tuple(checks), tensors, total)
 
