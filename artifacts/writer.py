@@ -199,7 +199,7 @@ def find_abandoned_staging(layout: OciLayout) -> list[Path]:
     dead = []
     for directory in sorted(layout.staging_dir.iterdir()):
         # Writers create the directory and its lock under the index lock, so a directory without a lock is abandoned.
-        with suppress(FileNotFoundError):  # its writer is just removing it
+        with suppress(FileNotFoundError):  # the writer is removing its directory
             if (directory / _LOCK).is_file():
                 if (handle := files.try_lock(directory / _LOCK)) is None:
                     continue

@@ -34,8 +34,10 @@ def start_server(request: ServeRequest, plan: LaunchPlan) -> Server:
     """
     root = plan.env.get("VLLM_CACHE_ROOT")
     unused = UnusedModes(caches.remove_truncated_libraries(Path(root)) if root is not None else [])
-    uds = Path(str(plan.vllm_args.get_value("uds") or "/"))
-    one = ServerStart(request, plan, timeline.now(), None if uds.exists() else uds)
+    uds = plan.vllm_args.get_value("uds")
+    # A socket that exists already may be that of another server.
+    socket = Path(str(uds)) if uds and not Path(str(uds)).exists() else None
+    one = ServerStart(request, plan, timeline.now(), socket)
     for mode in modes.list_modes_to_try(request.mode):
         if (started := _attempt(mode, one, unused)) is not None:
             return started

@@ -202,7 +202,7 @@ class SchedulerSettings:
 
     @property
     def kv_strategy(self) -> str:
-        return self.strategy or "proactive" if self.policy == MLFQ else "recompute"
+        return (self.strategy or "proactive") if self.policy == MLFQ else "recompute"
 
     def get_iteration_profile(self) -> IterationProfile:
         from coldstart.scheduling.profile import FALLBACK_PROFILE, IterationProfile

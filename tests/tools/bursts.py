@@ -57,7 +57,7 @@ def count_overtaken(
     last: dict[str, Any],
     headers: Mapping[str, str] | None = None,
 ) -> int:
-    """Send `last` once the engine has all requests that were sent before; return how many of them end after it."""
+    """Send `last` once the engine has received all others; return how many of them end after it."""
 
     def end(given: dict[str, Any], headers: Mapping[str, str] | None = None) -> float:
         answer(served, given, headers)

@@ -124,9 +124,8 @@ def remove_dead(base: Path, prefix: str, patience_s: float = 0.0) -> list[str]:
     """Remove the directories of dead processes, and return the PIDs of live owners. The caller holds the lock of `base`."""
     owners = []
     for directory in filter(Path.is_dir, base.glob(f"{prefix}*")):
-        with suppress(
-            FileNotFoundError, ValueError
-        ):  # its owner has just removed it, or has not written its PID yet
+        # The owner may be removing its directory, or may not have written its PID yet.
+        with suppress(FileNotFoundError, ValueError):
             if (lock := files.try_lock(directory / _LOCK)) is None:
                 owners.append(files.read_text(directory / _LOCK))
             else:
