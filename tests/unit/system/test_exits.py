@@ -126,13 +126,12 @@ reader, writer = os.pipe()
 forked = os.fork()
 if not forked:
     os.write(writer, b".")
-    while True:
-        time.sleep(0.1)  # a signal just before pause() would wait for the next one
 else:
     os.read(reader, 1)  # Python drops the signals of a forked process until it runs
     asked = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     print(os.getpid(), forked, asked.pid, flush=True)
-    time.sleep(60)
+for _ in range(600):
+    time.sleep(0.1)  # a signal just before one long sleep would wait for its end
 """
 
 
