@@ -73,7 +73,8 @@ def run_fleet() -> Iterator[tuple[psutil.Process, str, Callable[[], Way]]]:
     from support.fleet_on_ray import two_node_fleet  # type: ignore[import-not-found]
 
     with tempfile.TemporaryDirectory() as directory, two_node_fleet(Path(directory)) as fleet:
-        fleet.deploy(MODEL, batch=max(FLEET_LOADS), most=1)
+        # The fleet does not see direct streams, and must not stop its server as idle meanwhile.
+        fleet.deploy(MODEL, batch=max(FLEET_LOADS), most=1, idle_s=3600.0)
         server = fleet.ask(MODEL)
         yield psutil.Process(fleet.processes[0].pid), fleet.url, lambda: Way(server["url"], key=server["key"])
 

@@ -19,7 +19,7 @@ from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 
 SUSPECT_S = 1.0
 NO_SERVERS = frozenset[str]()
-MAX_MODELS_PER_EVENT = 16
+MAX_MODELS_PER_EVENT = 8
 """Maximum number of models that one event places, so that its duration does not depend on the number of waiting models."""
 
 
