@@ -35,10 +35,13 @@ class NetworkLink:
     def advance(self, now: float) -> list[tuple[str, float]]:
         """Simulate the transfer until time `now`. Return the fetches that ended, with their end times."""
         ended: list[tuple[str, float]] = []
-        while self.now < now and self.rate > 0 and (active := self.pending or self.background):
+        while self.rate > 0 and (active := self.pending or self.background):
             each = self.rate / len(active)
             least = min(active.values())
             end = self.now + least / each
+            # A rest that takes less than the clock's resolution ends now, or a timer for its end would be due forever.
+            if self.now >= now < end:
+                break
             # Subtract the exact remainder of a fetch that ends now, so that rounding of the clock cannot
             # delay its end.
             part, until = (least, end) if end <= now else ((now - self.now) * each, now)

@@ -152,6 +152,13 @@ def test_background_takes_what_is_left_and_does_not_count() -> None:
     assert reservations.link.advance(15.0) == [("rest", 15.0)]
 
 
+def test_a_rest_below_the_resolution_of_the_clock_ends_at_once() -> None:
+    """A simulator would repeat a timer that is due without end."""
+    link = NetworkLink(2e9, 35_000.0, pending={"a": 5e-3})
+    assert link.next_end() == link.now
+    assert link.advance(link.now) == [("a", link.now)]
+
+
 def test_a_name_fetches_once() -> None:
     link = NetworkLink(1.0)
     link.add("a", 1)
