@@ -69,10 +69,9 @@ FLEET, HOST = "docs/reference/fleet-measurements.md", "docs/reference/host-measu
 PAPERS = ("medusa", "mcache", "fastserve", "paraserve")
 LONGEST_LINE = 240
 """Longest line of a command's output in characters."""
-# Target of the throughput through the gateway over direct.
-THROUGHPUT = 0.97
-# Targets of moves: gap in seconds (median, 95 %), CPU time of loaded KV over computed KV, number of faults.
-GAP_S, GAP_95_S, CPU_RATIO, FAULTS = 0.15, 0.3, 0.1, 200
+# Targets: throughput through a gateway over direct; gap of a move in seconds (median, 95 %), CPU time of loaded KV over that
+# of computed KV, number of faults.
+THROUGHPUT, GAP_S, GAP_95_S, CPU_RATIO, FAULTS = 0.98, 0.15, 0.3, 0.1, 200
 START_MODES = """\
 | Mode | What starts | CPU | GPU | Needs | First token (two CPU cores) |
 |---|---|---|---|---|---|
@@ -336,6 +335,7 @@ PARTS = [
     Part(HOST, "host", "host-live-cpu", (GATEWAY,)),
     Part(FLEET, "cold-ttft", "fleet-cold-ttft", FIT),
     Part("docs/explanation/paraserve.md", "cold-ttft", "fleet-cold-ttft", FIT),
+    Part(FLEET, "gateway", "fleet-gateway-cpu", (GATEWAY,)),
     Part(FLEET, "moves", "fleet-moves-cpu", (judge_moves,)),
     Part(FLEET, "scale", "fleet-scale-simulated", SCALE),
     *(
