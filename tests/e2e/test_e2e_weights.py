@@ -70,4 +70,5 @@ def test_weights_from_http_answer_vllms_tokens(
     spans = {event["name"]: event for event in events}
     assert {"fetch weights", "import vllm", "configure", "construct model", "read tensors"} <= spans.keys()
     fetched = spans["fetch weights"]
+    assert spans["restore compiled forward"]["ts"] < spans["read tensors"]["ts"]
     assert fetched["ts"] < spans["import vllm"]["ts"] + spans["import vllm"]["dur"]

@@ -28,6 +28,7 @@ from coldstart.vllm import compat
 from coldstart.vllm.engine import collection, compiled, threads
 from coldstart.vllm.sleep import NAME as SLEEP_BACKEND
 from coldstart.vllm.weights import entry
+from coldstart.weights.load import ladder
 
 logger = logging.getLogger("vllm.coldstart")
 
@@ -90,13 +91,20 @@ class ColdWorker(CPUWorker):
 
     def load_model(self, **kwargs: Any) -> None:
         entry.register()  # VLLM_PLUGINS may exclude our plug-in
+        ladder.before_fetched = self._restore_compiled
         with timeline.measure("load weights", track="engine"):
             self._load(kwargs)
-        if self.plan.compile_dir and (reason := compat.find_unsupported_reason("compile")):
+        self._restore_compiled(self.model_runner.model)
+
+    def _restore_compiled(self, model: Any) -> None:
+        """Restore the compiled code of `model`, unless this was done while its weights were fetched."""
+        if self.plan.compile_dir is None or "compile" in self.used_sections:
+            return
+        if reason := compat.find_unsupported_reason("compile"):
             self._fall_back("compile", reason)
-        elif self.plan.compile_dir:
-            with timeline.measure("restore compiled forward", track="engine"):
-                self._restore(Path(self.plan.compile_dir))
+            return
+        with timeline.measure("restore compiled forward", track="engine"):
+            self._restore(model, Path(self.plan.compile_dir))
 
     def _load(self, kwargs: dict[str, Any]) -> None:
         with ExitStack() as sharing:
@@ -127,11 +135,11 @@ class ColdWorker(CPUWorker):
         """Return whether this worker is a rank of a pipeline, which has its own process."""
         return bool(self.parallel_config.world_size > 1)
 
-    def _restore(self, directory: Path) -> None:
+    def _restore(self, model: Any, directory: Path) -> None:
         kernels = compiled.list_kernels(directory)
         compiled.use_portable_kernel_names()
         try:
-            compiled.restore_forwards(self.model_runner.model, self._get_rank_directory(directory))
+            compiled.restore_forwards(model, self._get_rank_directory(directory))
             self.restored = self.used_sections["compile"] = True
         except Exception as error:  # noqa: BLE001 - a damaged or foreign artifact must not stop a server
             self._fall_back("compile", f"{type(error).__name__}: {error}")

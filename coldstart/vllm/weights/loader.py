@@ -59,6 +59,8 @@ class ColdLoader(DefaultModelLoader):
 
     def load_weights(self, model: torch.nn.Module, model_config: ModelConfig) -> None:
         """Load the weights as vLLM does, and report their sources and the duration."""
+        if ladder.before_fetched is not None and LaunchPlan.current().weights_from is not None:
+            ladder.before_fetched(model)
         began = timeline.now()
         super().load_weights(model, model_config)
         self.report.seconds = timeline.now() - began

@@ -18,6 +18,8 @@ from coldstart.system.start_progress import BYTES, ProgressCounter
 from coldstart.weights.load.tensor_sources import SourceLostError, TensorSource
 
 STAGE = "load weights"
+before_fetched: Callable[[Any], None] | None = None
+"""Function of the worker that the loader calls with the model before it waits for weights that are being fetched."""
 # Name of a source, and the function that opens it for the remaining tensors.
 Rung = tuple[str, Callable[[Sequence[Tensor]], TensorSource]]
 
