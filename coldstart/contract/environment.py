@@ -192,6 +192,10 @@ AWS_ENDPOINT = _foreign("AWS_ENDPOINT", "Older name of AWS_ENDPOINT_URL.")
 PROMETHEUS_MULTIPROC_DIR = _foreign(
     "PROMETHEUS_MULTIPROC_DIR", "Directory in which processes share counters; set for a server if unset."
 )
+PYTORCH_CUDA_ALLOC_CONF = _foreign(
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "torch's allocator on a GPU; with expandable_segments:True a fleet moves streams without their KV.",
+)
 VLLM_API_KEY = _foreign(
     "VLLM_API_KEY",
     "API key that a vLLM server requires; without it, serve warns if other machines can connect.",

@@ -120,11 +120,12 @@ class NodeServers:
             if self.selects_device:
                 env |= {str(environment.CUDA_VISIBLE_DEVICES): str(order.rank.device)}
             launch, handover_key = _build_launch(order), ""
-            if not self.selects_device and can_hand_over(launch.args):
+            if can_hand_over(launch.args):
                 # Each server has its own key, which no client knows.
                 handover_key = secrets.token_hex(32)
                 env |= {str(environment.HANDOVER_KEY): handover_key}
-                env |= reserve_cores(launch.args.ranks_per_node())
+                if not self.selects_device:
+                    env |= reserve_cores(launch.args.ranks_per_node())
                 words = handover_arguments(self.host, _identify_kv(order.launch))
                 launch = replace(launch, args=Arguments([*launch.args, *words]))
             server = self.servers.order_start(StartOrder(launch, order.deadline_s, listen, env, rate_limit))

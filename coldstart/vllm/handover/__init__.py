@@ -7,15 +7,22 @@ from __future__ import annotations
 
 import json
 
+from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
 
 CONNECTOR = "coldstart.vllm.handover.connector"
-# Arguments that the connector does not support or that select another one. A file of vLLM options can contain them, too.
-_UNSUPPORTED = ("kv_transfer_config", "kv_offloading_size", "ec_transfer_config", "config")
+# Arguments that do not work with the connector or that select another one. A file of vLLM options can contain them, too.
+_UNSUPPORTED = (
+    "kv_transfer_config", "kv_offloading_size", "ec_transfer_config", "config",
+    "enable_sleep_mode", "prefix_match_unit", "speculative_config", "use_replayssm",
+)  # fmt: skip
 
 
 def can_hand_over(given: Arguments) -> bool:
-    """Return whether a CPU server with these arguments can move requests with their KV."""
+    """Return whether a server with these arguments can move requests with their KV."""
+    # vLLM refuses connectors with this allocator, because it can move memory that others have registered.
+    if "expandable_segments:True" in environment.PYTORCH_CUDA_ALLOC_CONF.read():
+        return False
     parallel = max(given.get_integer(name, 1) for name in ("tensor_parallel_size", "data_parallel_size"))
     return parallel == 1 and not any(map(given.contains_flag, _UNSUPPORTED))
 

@@ -6,18 +6,16 @@ source has generated in the meantime are prefilled normally. The gateway sends a
 (coldstart.contract.handover).
 
 Invariants: a pinned block is not freed before its lease ends, and is freed in the first iteration after that. A worker
-sends pinned blocks only after it has processed every earlier iteration, so their KV is complete. A failed transfer is
+sends pinned blocks only after every earlier iteration has ended on its device, so their KV is complete. A failed transfer is
 reported to vLLM, which recomputes the blocks.
 """
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import secrets
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +31,7 @@ from vllm.v1.kv_cache_interface import is_full_attention_spec
 
 from coldstart.contract import environment, handover
 from coldstart.contract.handover import HandoverError, Pin, Pull
+from coldstart.vllm.handover.blocks import KvBlocks
 from coldstart.vllm.handover.staging import create_staging
 from coldstart.vllm.handover.wire import BlockQuery, DataPort, Layers, TransferError, fetch_layers
 
@@ -200,9 +199,8 @@ class HandoverScheduler:
 class BlockTransfers:
     """Worker side of the connector, which sends pinned blocks of its rank and fetches blocks from other servers."""
 
-    def __init__(self, host: str, blocks: int) -> None:
+    def __init__(self, host: str, blocks: KvBlocks) -> None:
         self._blocks = blocks
-        self._layers: dict[str, tuple[int, int, int]] = {}
         self._held: dict[str, HeldBlocks] = {}
         self._announced = threading.Condition()
         self._finished: set[str] = set()
@@ -211,19 +209,10 @@ class BlockTransfers:
         self._staging = create_staging()
         self.port = DataPort(host, self._find_secret, self._read, self._staging)
 
-    def register_layers(self, caches: Mapping[str, torch.Tensor]) -> None:
-        """Register the KV tensor of each layer by name.
-
-        Raises ValueError if the blocks of a layer are not contiguous in CPU memory.
-        """
-        for name, cache in caches.items():
-            if cache.device.type != "cpu" or cache.shape[0] != self._blocks or not cache[0].is_contiguous():
-                raise ValueError(f"the KV blocks of layer {name} are not contiguous in CPU memory")
-            page = cache[0].numel() * cache.element_size()
-            self._layers[name] = cache.data_ptr(), cache.stride(0) * cache.element_size(), page
-
     def apply_metadata(self, metadata: HandoverMetadata) -> None:
         """Add the new pins, drop the ended pins, and start the loads that the scheduler announced for this iteration."""
+        if metadata.pinned or metadata.loads:
+            self._blocks.mark_iteration()
         if metadata.pinned or metadata.ended_pins:
             with self._announced:
                 self._held |= metadata.pinned
@@ -243,28 +232,27 @@ class BlockTransfers:
         with self._announced:
             held = self._held.get(query.pin)
         wanted = held.blocks[query.skip :][: query.count] if held and query.skip >= 0 else ()
-        for name in self._layers.keys() & set(query.layers):
-            base, stride, page = self._layers[name]
-            data = b"".join(ctypes.string_at(base + block * stride, page) for block in wanted)
+        for name in set(self._blocks.layers) & set(query.layers):
+            data = self._blocks.read(name, wanted)
             with self._announced:
                 if query.pin not in self._held:  # the blocks may already belong to another request
                     return
             yield name, data
 
     def _fetch(self, load: KvLoad) -> None:
-        began, missing, total = time.monotonic(), set(self._layers), 0
+        began, missing, total = time.monotonic(), set(self._blocks.layers), 0
         count = len(load.blocks)
-        query = BlockQuery(load.pull.pin, load.skip_blocks, count, tuple(self._layers))
+        query = BlockQuery(load.pull.pin, load.skip_blocks, count, self._blocks.layers)
         try:
             for address in load.pull.ranks:
                 for name, data in fetch_layers(
                     address,
                     load.pull.secret,
                     query,
-                    lambda name: count * self._layers[name][2],
+                    lambda name: count * self._blocks.get_block_bytes(name),
                     self._staging,
                 ):
-                    self._write(name, load.blocks, data)
+                    self._blocks.write(name, load.blocks, data)
                     missing.discard(name)
                     total += len(data)
             if missing:
@@ -278,12 +266,6 @@ class BlockTransfers:
                 self._failed |= set(load.blocks)
         with self._lock:
             self._finished.add(load.request_id)
-
-    def _write(self, name: str, blocks: tuple[int, ...], data: bytes | bytearray) -> None:
-        base, stride, page = self._layers[name]
-        source = (ctypes.c_char * len(data)).from_buffer(data)
-        for number, block in enumerate(blocks):
-            ctypes.memmove(base + block * stride, ctypes.byref(source, number * page), page)
 
     def pop_finished_requests(self) -> set[str]:
         """Return the IDs of the requests whose load has ended since the last call."""
@@ -323,8 +305,7 @@ class KvHandoverConnector(KVConnectorBase_V1, SupportsHMA):
             )
             if self._error:
                 log.warning("cannot move the KV of requests: %s", self._error)
-        elif not self._error:
-            self._worker = BlockTransfers(str(extra("host", "127.0.0.1")), kv_cache_config.num_blocks)
+        self._host, self._count = str(extra("host", "127.0.0.1")), kv_cache_config.num_blocks
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -369,14 +350,18 @@ class KvHandoverConnector(KVConnectorBase_V1, SupportsHMA):
         return False, self._scheduler.remove_request(request)
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        if self._worker is None:
+        if self._error:
             return
         try:
-            self._worker.register_layers(kv_caches)
-        except ValueError as error:
+            named = {f"{name} {self._describe_format(name)}": cache for name, cache in kv_caches.items()}
+            self._worker = BlockTransfers(self._host, KvBlocks(named, self._count))
+        except (KeyError, ValueError, RuntimeError, OSError) as error:
             log.warning("cannot move the KV of requests: %s", error)
-            self._worker.port.close()
-            self._worker = None
+
+    def _describe_format(self, layer: str) -> str:
+        """Return what determines the meaning of a layer's bytes: the attention backend and, on a CPU, its instruction set."""
+        module: Any = self._vllm_config.compilation_config.static_forward_context[layer]
+        return f"{module.get_attn_backend().get_name()} {getattr(module, 'isa', '')}".rstrip()
 
     def get_handshake_metadata(self) -> RankPort | None:
         return None if self._worker is None else RankPort(self._worker.port.address)

@@ -27,6 +27,7 @@ from coldstart.contract import environment
 
 log = logging.getLogger("vllm.coldstart.handover")
 
+Data = bytes | bytearray | memoryview
 # A larger layer is sent over TCP.
 STAGING_BYTES = 1 << 26
 # Maximum time of one layer, which leaves time for TCP within the lease of the pin.
@@ -78,7 +79,7 @@ class Staging:
         self._source = None
         self.reserved.release()
 
-    def write(self, data: bytes | bytearray) -> StagedLayer | None:
+    def write(self, data: Data) -> StagedLayer | None:
         """Copy a layer into the staging memory, or return None if it is too large."""
         if len(data) > STAGING_BYTES:
             return None

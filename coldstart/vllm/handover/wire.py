@@ -25,7 +25,7 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from coldstart.vllm.handover.staging import StagedLayer, Staging, StagingError, log, reserve
+from coldstart.vllm.handover.staging import Data, StagedLayer, Staging, StagingError, log, reserve
 
 NONCE, MAC, READ_DONE = 16, 32, b"R"
 MAX_HEADER_BYTES = 1 << 16
@@ -59,7 +59,7 @@ class LayerHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     staged: StagedLayer | None = None
 
 
-Layers = Iterator[tuple[str, bytes | bytearray]]
+Layers = Iterator[tuple[str, Data]]
 FindSecret = Callable[[str], str | None]
 """Function that returns the secret of a pin, or None if the pin is unknown or has ended. It may wait for a few seconds."""
 
@@ -235,7 +235,7 @@ def _receive(connection: socket.socket, size: int, deadline: float = inf) -> byt
     return data
 
 
-def _mac(secret: str, *parts: bytes | bytearray) -> bytes:
+def _mac(secret: str, *parts: Data) -> bytes:
     # SHA-256 has dedicated CPU instructions, and takes half the CPU time of BLAKE2b.
     digest = hmac.new(bytes.fromhex(secret), digestmod="sha256")
     for part in parts:

@@ -6,12 +6,14 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -22,6 +24,7 @@ from coldstart.system.start_progress import KEY, LineReader, StartProgress
 from coldstart.vllm import compat, counting, stock
 from coldstart.vllm.engine import components, offline, server
 from coldstart.vllm.handover import CONNECTOR, handover_arguments
+from coldstart.weights.load import ladder
 
 REASON = "it lacks an integration point"
 
@@ -153,9 +156,12 @@ class Stock:
         from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
         self.model_runner = CPUModelRunner.__new__(CPUModelRunner)
+        self.model_runner.model = None
 
     def load_model(self, **_: object) -> None:
-        """Load nothing."""
+        """Load nothing, as the loader does with a model whose weights are being fetched."""
+        assert ladder.before_fetched is not None
+        ladder.before_fetched(self.model_runner.model)
 
     def compile_or_warm_up_model(self) -> str:
         return "times"
@@ -348,22 +354,58 @@ def test_a_transfer_ends_with_the_lease_of_its_pin() -> None:
     """A target that is slow, or behind a cut link, must not get the blocks of another request."""
     import torch
 
+    from coldstart.vllm.handover.blocks import KvBlocks
     from coldstart.vllm.handover.connector import BlockTransfers, HandoverMetadata, HeldBlocks
     from coldstart.vllm.handover.wire import BlockQuery
 
-    copies = BlockTransfers("127.0.0.1", 4)
+    caches = {name: torch.arange(4 * 8, dtype=torch.uint8).view(4, 8) for name in ("layers.0", "layers.1")}
+    copies = BlockTransfers("127.0.0.1", blocks := KvBlocks(caches, 4))
     try:
-        caches = {
-            name: torch.arange(4 * 8, dtype=torch.uint8).view(4, 8) for name in ("layers.0", "layers.1")
-        }
-        copies.register_layers(caches)
         copies.apply_metadata(HandoverMetadata(pinned={"pin": HeldBlocks(SECRET, (2, 1))}))
-        query = BlockQuery("pin", 0, 2, tuple(caches))
+        query = BlockQuery("pin", 0, 2, blocks.layers)
         expected = bytes(range(16, 24)) + bytes(range(8, 16))
-        assert dict(copies._read(query)) == dict.fromkeys(caches, expected)
+        assert dict(copies._read(query)) == dict.fromkeys(query.layers, expected)
         layers = copies._read(query)
         assert next(layers)[1] == expected
         copies.apply_metadata(HandoverMetadata(ended_pins={"pin"}))
         assert list(layers) == []
     finally:
         copies.port.close()
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "uint8"])
+@pytest.mark.parametrize("axes", [(0, 1, 2, 3), (0, 2, 1, 3), (1, 0, 2, 3)])
+def test_kv_blocks_move_between_memory_layouts(
+    dtype: str, axes: tuple[int, ...], on_gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`axes` is the order in memory of vLLM's axes (block, head, token, content); two of its blocks are one here."""
+    import torch
+
+    from coldstart.vllm.handover.blocks import KvBlocks
+
+    shape, kind, stream = (8, 3, 4, 5), getattr(torch, dtype), Mock()
+    with torch.inference_mode():
+        source = torch.randint(0, 100, [shape[axis] for axis in axes]).to(kind).permute(axes)
+        target = torch.zeros(shape, dtype=kind)
+    ours, theirs = (KvBlocks({"layer": cache}, 4) for cache in (source, target))
+    assert ours.layers != KvBlocks({"layer": source}, 2).layers
+    if dtype == "uint8" and axes != (0, 1, 2, 3):  # packed types may have a meaning in the order of memory
+        assert theirs.layers != ours.layers
+        return
+    assert theirs.layers == ours.layers
+    (layer,) = ours.layers
+    expected = ours.read(layer, (3, 1))
+    assert len(expected) == 2 * ours.get_block_bytes(layer)
+    if on_gpu:  # a GPU's order of calls, without a GPU
+        monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+        for blocks in (ours, theirs):
+            blocks._stream, blocks._iteration = stream, Mock()
+        monkeypatch.setattr("coldstart.vllm.handover.blocks.COPY_BYTES", 1)  # one block at a time
+    assert ours.read(layer, (3, 1)) == expected and not ours.read(layer, ())
+    theirs.write(layer, (0, 2), bytearray(expected))
+    calls = [call[0] for call in stream.method_calls]
+    assert calls == (["wait_event"] * 3 + ["synchronize"] if on_gpu else [])
+    moved, kept = target.view(4, 2, *shape[1:])[[0, 2]], target.view(4, -1)[[1, 3]]
+    assert torch.equal(moved, source.reshape(4, 2, *shape[1:])[[3, 1]]) and not kept.any()

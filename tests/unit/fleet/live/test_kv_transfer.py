@@ -22,7 +22,7 @@ from coldstart.contract import handover
 from coldstart.contract.handover import HandoverError, Pin, Pull
 from coldstart.vllm.handover import staging as staging_module
 from coldstart.vllm.handover import wire
-from coldstart.vllm.handover.staging import StagedLayer, Staging, StagingError
+from coldstart.vllm.handover.staging import Data, StagedLayer, Staging, StagingError
 from coldstart.vllm.handover.wire import BlockQuery, DataPort, Layers, TransferError, fetch_layers
 
 PIN = Pin("request", 3, handover.digest_tokens([1, 2, 3]))
@@ -278,8 +278,8 @@ class _WrongStaging(Staging):
 
     wrong = True
 
-    def write(self, data: bytes | bytearray) -> StagedLayer | None:
-        changed = data[:-1] + bytes([data[-1] ^ self.wrong])
+    def write(self, data: Data) -> StagedLayer | None:
+        changed = bytes(data[:-1]) + bytes([data[-1] ^ self.wrong])
         self.wrong = False
         return super().write(changed)
 
@@ -351,20 +351,16 @@ def test_layers_arrive_over_nixl_when_both_servers_use_it(staging: Staging) -> N
         assert (staging.reads, staging.failures) == (3 * len(LAYERS), 0)
 
 
-@pytest.mark.parametrize("source", [None, Staging])
-def test_layers_arrive_over_tcp_when_one_server_does_not_use_nixl(
-    staging: Staging, source: type[Staging] | None
+@pytest.mark.parametrize(
+    ("source", "size", "asks"),
+    [(None, 1 << 16, True), (Staging, 1 << 16, False), (Staging, mmap.PAGESIZE // 2, True)],
+    ids=["no NIXL at the source", "no NIXL at the target", "larger than the staging memory"],
+)
+def test_layers_arrive_over_tcp(
+    staging: Staging, source: type[Staging] | None, size: int, asks: bool
 ) -> None:
-    with _source(source) as address:
-        assert _fetch_all(address, staging if source is None else None) == LAYERS
-    assert (staging.reads, staging.failures) == (0, 0)
-
-
-def test_layers_arrive_over_tcp_when_they_are_larger_than_the_staging_memory(
-    staging: Staging,
-) -> None:
-    with _source(Staging, size=mmap.PAGESIZE // 2) as address:
-        assert _fetch_all(address, staging) == LAYERS
+    with _source(source, size) as address:
+        assert _fetch_all(address, staging if asks else None) == LAYERS
     assert (staging.reads, staging.failures) == (0, 0)
 
 
