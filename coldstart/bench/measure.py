@@ -29,7 +29,7 @@ from coldstart.system import runtime
 from coldstart.system.proc import processes
 from coldstart.system.timeline import Span, Timeline
 from coldstart.validate.launch import HOST, LaunchedServer, Launcher, ModeUnavailableError, run_server
-from coldstart.validate.responses import Response, complete_sequentially
+from coldstart.validate.responses import ALONE, Response, complete_prompts
 from coldstart.vllm import stock
 
 HARNESS_TRACK = "harness"
@@ -139,7 +139,7 @@ def measure(
         phases=harness.sum_phases() | reported_spans.sum_phases(),
         stages=measure_stages(reported_spans.spans, server.launched_s, first.first_token_at_s),
         spans=Timeline([*harness.spans, *reported_spans.spans]).describe_spans(server.launched_s),
-        responses=complete_sequentially(client, settings.prompts, settings.max_tokens),
+        responses=complete_prompts(client, settings.prompts, settings.max_tokens, ALONE),
         steady=measure_steady_state(client, settings.prompts, settings.max_tokens)
         if settings.measure_steady_state
         else None,
@@ -160,9 +160,10 @@ def measure_steady_state(client: CompletionClient, prompts: Sequence[str], max_t
     alone = [client.complete(prompts[0], max_tokens).seconds for _ in range(SINGLE_REQUESTS)]
     short = [client.complete(prompts[0], 1).seconds for _ in range(SINGLE_REQUESTS)]
     requests = [prompts[i % len(prompts)] for i in range(2 * CONCURRENCY)]
-    return SteadyState(
-        median(alone), median(short), client.measure_tokens_per_s(requests, max_tokens, CONCURRENCY)
-    )
+    began_s = time.monotonic()
+    answers = client.complete_all(requests, max_tokens, CONCURRENCY)
+    produced = sum(len(answer.tokens) or max_tokens for answer in answers)
+    return SteadyState(median(alone), median(short), produced / (time.monotonic() - began_s))
 
 
 def read_cpu_s(processes: Iterable[psutil.Process] | None = None) -> dict[psutil.Process, float]:

@@ -90,13 +90,6 @@ class CompletionClient:
         with ThreadPoolExecutor(concurrency) as pool:
             return list(pool.map(lambda prompt: self.complete(prompt, max_tokens), prompts))
 
-    def measure_tokens_per_s(self, prompts: Sequence[str], max_tokens: int, concurrency: int) -> float:
-        """Return the output tokens per second with `concurrency` requests in flight. Raises CompletionFailedError."""
-        began_s = time.monotonic()
-        answers = self.complete_all(prompts, max_tokens, concurrency)
-        produced = sum(len(answer.tokens) or max_tokens for answer in answers)
-        return produced / (time.monotonic() - began_s)
-
     def _stream_one(self, prompt: str, left_s: float) -> FirstToken:
         connection = http.client.HTTPConnection(self.host, self.port, timeout=left_s)
         try:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from coldstart.artifacts import files
 from coldstart.errors import UsageError, describe_reason
-from coldstart.launch.completions import Completion, CompletionClient
+from coldstart.launch.completions import CompletionClient
 from coldstart.validate.checks import Finding
 from coldstart.validate.launch import HOST, Launcher, run_server
 
@@ -65,31 +65,19 @@ def collect_responses(launcher: Launcher, directory: Path, settings: PromptSetti
         deadline_s = server.launched_s + settings.ready_timeout_s
         client.await_first_token(prompts[0], deadline_s=deadline_s, check=server.check_alive)
         readiness = server.read_readiness()
-        responses = {ALONE: complete_sequentially(client, prompts, max_tokens)}
-        responses |= {
-            count: complete_concurrently(client, prompts, max_tokens, count)
-            for count in settings.concurrency_levels
+        responses = {
+            count: complete_prompts(client, prompts, max_tokens, count)
+            for count in (ALONE, *settings.concurrency_levels)
         }
         return ServerResponses(responses, readiness)
 
 
-def complete_sequentially(
-    client: CompletionClient, prompts: Sequence[str], max_tokens: int
-) -> list[Response]:
-    """Send the prompts one by one, and return their responses. Raises CompletionFailedError."""
-    return [_to_response(client.complete(prompt, max_tokens)) for prompt in prompts]
-
-
-def complete_concurrently(
+def complete_prompts(
     client: CompletionClient, prompts: Sequence[str], max_tokens: int, count: int
 ) -> list[Response]:
     """Send `count` requests at a time, repeating prompts if necessary. Return the responses. Raises CompletionFailedError."""
     asked = [prompts[index % len(prompts)] for index in range(max(count, len(prompts)))]
-    return [_to_response(one) for one in client.complete_all(asked, max_tokens, count)]
-
-
-def _to_response(completion: Completion) -> Response:
-    return completion.tokens, completion.text
+    return [(one.tokens, one.text) for one in client.complete_all(asked, max_tokens, count)]
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:

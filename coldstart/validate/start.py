@@ -23,7 +23,7 @@ from coldstart.system.devices import nvml
 from coldstart.validate import responses
 from coldstart.validate.checks import Finding, Level
 from coldstart.validate.launch import Launcher, ModeUnavailableError, explain_slow_path
-from coldstart.validate.launchers import FRESH, VLLM_COLD, ModelUnderTest, ServeLauncher, VllmLauncher
+from coldstart.validate.launchers import FRESH, VLLM_COLD, ModelUnderTest, create_launchers
 from coldstart.validate.responses import PromptSettings, ServerResponses, collect_responses
 
 REPLAY_SETTINGS = PromptSettings(concurrency_levels=(8,))
@@ -43,10 +43,8 @@ def check_start(
     findings = check_graph_tables(bundle, level) if bundle.has_section(GRAPHS) else []
     if any(finding.severity == "error" for finding in findings):
         return findings
-    with (
-        tempfile.TemporaryDirectory(prefix="coldstart-validate-") as name,
-    ):
-        bundled, plain = create_launcher_pair(subject, Path(name))
+    with tempfile.TemporaryDirectory(prefix="coldstart-validate-") as name:
+        bundled, plain = create_launchers(subject, (FRESH, VLLM_COLD), Path(name))
         started = _collect_responses(bundled, Path(name) / "bundle", "CS-LOAD", bundle, level, settings)
         if isinstance(started, Finding):
             return [*findings, started]
@@ -66,12 +64,6 @@ def check_start(
                 settings.prompts, started.responses, reference.responses, bundle.name
             ),
         ]
-
-
-def create_launcher_pair(subject: ModelUnderTest, directory: Path) -> tuple[Launcher, Launcher]:
-    """Return the launchers of a fresh coldstart server and of plain vLLM with empty caches."""
-    plain = VllmLauncher(subject, directory / "vllm" / "caches", VLLM_COLD)
-    return ServeLauncher(subject, FRESH, directory / "run"), plain
 
 
 def _collect_responses(

@@ -45,12 +45,6 @@ class Source:
     offline: bool = False
     cache: Cache = field(default_factory=Cache.at)
 
-    def look_up(self, target: str, vllm_args: Sequence[str], revision: str | None) -> BundleLookup:
-        """Look up the bundle that `serve` would use. Raises the errors of `resolution.resolve`."""
-        return inspection.look_up(
-            target, vllm_args, cache=self.cache, offline=self.offline, revision=revision or self.revision
-        )
-
 
 @dataclass(frozen=True)
 class ValidationRequest:
@@ -71,7 +65,7 @@ def run(request: ValidationRequest) -> list[checks.ValidationReport]:
     """Validate each target, and return one report per target.
 
     Raises BundleNotFoundError or NoBundleError if a target has no bundle, UsageError for contradictory options or
-    rejected prompts, and the errors of `resolution.resolve`.
+    rejected prompts, and the errors of `resolution.resolve` and `resolution.ensure_weights`.
     """
     _check_request(request)
     found = [(target, find_bundle(target, request.source)) for target in request.targets]
@@ -89,7 +83,9 @@ def _check_start(bundle: Bundle, target: str, request: ValidationRequest) -> lis
     lookup = look_up_bundle(bundle, target, request.source)
     if findings := explain_not_served(bundle, lookup, target, request.level, request.source):
         return findings  # a server would use a different bundle
-    lookup = ensure_weights(lookup)
+    if lookup.model.repo_id is not None:
+        model = resolution.ensure_weights(lookup.model, offline=lookup.offline)
+        lookup = replace(lookup, model=model)
     if findings := explain_other_weights(bundle, lookup):
         return findings  # tokens of different weights cannot be compared
     return start.check_start(bundle, request.level, prepare_subject(lookup), request.replay)
@@ -148,7 +144,13 @@ def look_up_bundle(bundle: Bundle, target: str, source: Source) -> BundleLookup:
     commit = bundle.key.fields.get("model.revision")
     revision = None if resolution.is_local_model(model_name) or not isinstance(commit, str) else commit
     try:
-        return source.look_up(model_name, source.vllm_args or provenance.arguments, revision)
+        return inspection.look_up(
+            model_name,
+            source.vllm_args or provenance.arguments,
+            cache=source.cache,
+            offline=source.offline,
+            revision=revision or source.revision,
+        )
     except UsageError as error:
         if model_name != provenance.model_name or resolution.is_repo_id(model_name):
             raise
@@ -224,16 +226,6 @@ def _format_validate(target: str, level: Level, source: Source) -> str:
     return shlex.join(
         [*arguments, *(["--", *secrets.redact_arguments(source.vllm_args)] if source.vllm_args else [])]
     )
-
-
-def ensure_weights(lookup: BundleLookup) -> BundleLookup:
-    """Download the model's weights if it is a hub model, and return the updated lookup.
-
-    Raises the errors of `resolution.ensure_weights`.
-    """
-    if lookup.model.repo_id is None:
-        return lookup
-    return replace(lookup, model=resolution.ensure_weights(lookup.model, offline=lookup.offline))
 
 
 def prepare_subject(lookup: BundleLookup) -> ModelUnderTest:

@@ -171,11 +171,11 @@ def test_a_bundle_is_validated_with_its_own_weights(
 ) -> None:
     started: list[str] = []
 
-    def pair(of: ModelUnderTest, directory: Path) -> tuple[FakeLauncher, FakeLauncher]:
+    def pair(of: ModelUnderTest, *_: object) -> tuple[FakeLauncher, FakeLauncher]:
         started.append(of.model)
         return FakeLauncher("fresh"), FakeLauncher("vllm-cold")
 
-    monkeypatch.setattr(start, "create_launcher_pair", pair)
+    monkeypatch.setattr(start, "create_launchers", pair)
     cache = materialized.source.cache
     before(materialized.directory)
     with Store(cache.bundles).open_draft(materialized.bundle.key) as draft:
@@ -221,7 +221,7 @@ def validate(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> Validate:
         level: Level, actual: str, plain: str = "serves", concurrency_levels: Sequence[int] = ()
     ) -> list[Finding]:
         launchers = FakeLauncher("fresh", actual), FakeLauncher("vllm-cold", plain)
-        monkeypatch.setattr(start, "create_launcher_pair", lambda *_: launchers)
+        monkeypatch.setattr(start, "create_launchers", lambda *_: launchers)
         settings = PromptSettings(
             ("a", "b"), max_tokens=4, ready_timeout_s=20, concurrency_levels=concurrency_levels
         )
