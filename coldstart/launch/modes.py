@@ -17,8 +17,7 @@ from coldstart.system import runtime
 
 if TYPE_CHECKING:
     from coldstart.launch.planning import ServerStart
-    from coldstart.launch.process_snapshot import RestoredTemplate
-    from coldstart.launch.server_process import ReadyServer, ServerProcess
+    from coldstart.launch.server_process import ReadyServer, RestoredTemplate, ServerProcess
     from coldstart.launch.template_pool import RunningTemplate
     from coldstart.system.probes import Probe
 
@@ -280,7 +279,7 @@ class RuntimeSnapshotMode(StartMode):
             image = process_snapshot.find_runtime(start.request.lookup.cache)
             if image is None:
                 raise LaunchRefusedError("the runtime snapshot was removed during the start", _FREEZE)
-            return process_snapshot.thaw_runtime(image, start.plan)
+            return process_snapshot.restore_template(image, start.plan)
 
         try:
             return _fork_thawed(start, thaw)

@@ -18,7 +18,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -31,6 +30,7 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailedError, LaunchRefusedError
 from coldstart.launch import prepare, template_environment, template_pool
+from coldstart.launch.server_process import RestoredTemplate
 from coldstart.models import tiny
 from coldstart.system import fingerprint, paths, runtime
 from coldstart.system.paths import Cache
@@ -108,41 +108,6 @@ def _clear(meeting: Path) -> None:
             left.unlink(missing_ok=True)
 
 
-class RestoredTemplate:
-    """Template that CRIU has restored, with its directory and the process that holds its namespaces."""
-
-    def __init__(self, directory: Path, process: subprocess.Popen[bytes], remove: Callable[[], None]) -> None:
-        self.directory, self.process, self.pid, self._remove = directory, process, process.pid, remove
-
-    @property
-    def socket(self) -> Path:
-        """Return the path on which the template listens."""
-        return self.directory / "socket"
-
-    def end(self) -> None:
-        """Kill the template and all processes in its namespaces, and remove its directory."""
-        inside = _pidfds(self.pid)
-        if self.process.poll() is None:  # not yet reaped, so its PID is not reused
-            # Kill the process group: CRIU may still be running, and processes that it forks now are in the group too.
-            with suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
-            self.process.kill()
-            self.process.wait()
-        for pidfd in inside:  # the first process of a namespace exits last, and CRIU may write until then
-            select.select([pidfd], [], [])
-            os.close(pidfd)
-        self._remove()
-
-
-def _pidfds(parent: int) -> list[int]:
-    found: list[int] = []
-    with suppress(OSError):
-        for child in processes.list_children(parent):
-            with suppress(ProcessLookupError):
-                found.append(os.pidfd_open(child))
-    return found
-
-
 def thaw_engine(bundle: Bundle, plan: LaunchPlan, cache: Cache, trust: TrustCheck) -> RestoredTemplate:
     """Restore the frozen engine of `bundle` for the server of `plan`.
 
@@ -151,9 +116,7 @@ def thaw_engine(bundle: Bundle, plan: LaunchPlan, cache: Cache, trust: TrustChec
         BundleError: The bundle is not trusted.
     """
     bundle.require_trust("compile", trust)
-    images = runtime_image.choose_engine_image_directory(cache.runtimes, bundle.digest)
-    _require_usable(images)
-    return restore_template(images, plan)
+    return restore_template(runtime_image.choose_engine_image_directory(cache.runtimes, bundle.digest), plan)
 
 
 def _meeting(images: Path) -> Path:
@@ -186,12 +149,16 @@ def require_matching_image(images: Path, plan: LaunchPlan) -> None:
 
 
 def restore_template(images: Path, plan: LaunchPlan) -> RestoredTemplate:
-    """Restore the template from its CRIU image in the private directory `images`, to run the server of `plan`.
+    """Restore the template from its CRIU image in the directory `images`, to run the server of `plan`.
 
     Raises:
-        LaunchRefusedError: The image does not fit, or CRIU fails.
+        LaunchRefusedError: The image is missing, is not private or does not fit, or CRIU cannot run or fails.
         OSError: A directory cannot be created.
     """
+    if (limit := criu.find_limit()) is not None:
+        raise LaunchRefusedError(*limit)
+    if (reason := runtime_image.explain_unreadable(images)) is not None:
+        raise LaunchRefusedError(reason)
     meeting = _meeting(images)
     meeting.mkdir(parents=True, exist_ok=True, mode=0o700)
     base, stack = paths.runtime_dir(), ExitStack()
@@ -309,19 +276,3 @@ def find_runtime(cache: Cache) -> Path | None:
         return None
     image = runtime_image.choose_image_directory(cache.runtimes)
     return image if image.is_dir() else None
-
-
-def thaw_runtime(image: Path, plan: LaunchPlan) -> RestoredTemplate:
-    """Restore the runtime template in `image` for the server of `plan`.
-
-    Raises LaunchRefusedError if it cannot be restored, and OSError if a directory cannot be created.
-    """
-    _require_usable(image)
-    return restore_template(image, plan)
-
-
-def _require_usable(images: Path) -> None:
-    if (limit := criu.find_limit()) is not None:
-        raise LaunchRefusedError(*limit)
-    if (reason := runtime_image.explain_unreadable(images)) is not None:
-        raise LaunchRefusedError(reason)

@@ -67,13 +67,39 @@ class ReadyServer:
     ready_s: float
 
 
-class NamespaceHolder(Protocol):
-    """The process that holds the namespaces of a restored template."""
+class RestoredTemplate:
+    """Template that CRIU has restored, with its directory and the process that holds its namespaces."""
 
-    pid: int
+    def __init__(self, directory: Path, process: subprocess.Popen[bytes], remove: Callable[[], None]) -> None:
+        self.directory, self.process, self.pid, self._remove = directory, process, process.pid, remove
+
+    @property
+    def socket(self) -> Path:
+        """Return the path on which the template listens."""
+        return self.directory / "socket"
 
     def end(self) -> None:
         """Kill the template and all processes in its namespaces, and remove its directory."""
+        inside = _pidfds(self.pid)
+        if self.process.poll() is None:  # not yet reaped, so its PID is not reused
+            # Kill the process group: CRIU may still be running, and processes that it forks now are in the group too.
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self.process.kill()
+            self.process.wait()
+        for pidfd in inside:  # the first process of a namespace exits last, and CRIU may write until then
+            select.select([pidfd], [], [])
+            os.close(pidfd)
+        self._remove()
+
+
+def _pidfds(parent: int) -> list[int]:
+    found: list[int] = []
+    with suppress(OSError):
+        for child in processes.list_children(parent):
+            with suppress(ProcessLookupError):
+                found.append(os.pidfd_open(child))
+    return found
 
 
 class ChildServer:
@@ -103,7 +129,7 @@ class ChildServer:
 class ForkedServer:
     """A server process that a template forked. It exits when the connection to the template closes."""
 
-    def __init__(self, connection: json_lines.Channel, holder: NamespaceHolder | None) -> None:
+    def __init__(self, connection: json_lines.Channel, holder: RestoredTemplate | None) -> None:
         self.connection, self.holder = connection, holder
         self._replies = connection.iterate_replies()
         self._code: int | None = None
@@ -207,7 +233,7 @@ def start_fresh(plan: LaunchPlan, output: IO[bytes] | None = None) -> tuple[Serv
 def fork_server(
     plan: LaunchPlan,
     socket_path: Path,
-    holder: NamespaceHolder | None = None,
+    holder: RestoredTemplate | None = None,
     *,
     check: Callable[[], None] = lambda: None,
 ) -> tuple[ServerProcess, int]:

@@ -45,10 +45,10 @@ def cache(
     return Cache.at()
 
 
-def _thawed(cache: Cache) -> process_snapshot.RestoredTemplate:
+def _thawed(cache: Cache) -> server_process.RestoredTemplate:
     image = process_snapshot.find_runtime(cache)
     assert image is not None
-    return process_snapshot.thaw_runtime(image, PLAN)
+    return process_snapshot.restore_template(image, PLAN)
 
 
 def _server_output(cache: Cache, behaviour: str, file: Path) -> str:

@@ -29,7 +29,7 @@ Publish = Callable[..., Bundle]
 
 
 class FakeThawed:
-    """Fake of process_snapshot.RestoredTemplate: a running template that ends with its server."""
+    """Fake of server_process.RestoredTemplate: a running template that ends with its server."""
 
     def __init__(self, socket: Path, process: subprocess.Popen[bytes]) -> None:
         self.socket, self.process, self.pid, self.ends = socket, process, process.pid, 0

@@ -19,7 +19,7 @@ from tools.bundles import publish_sections, write_tree
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailedError, LaunchRefusedError
-from coldstart.launch import process_snapshot, template_environment, template_pool
+from coldstart.launch import process_snapshot, server_process, template_environment, template_pool
 from coldstart.launch.server import Server
 from coldstart.models import inspection, tiny
 from coldstart.system import fingerprint, paths
@@ -92,7 +92,7 @@ def keep(store: Store, tree: Path, signer: sign.HostKey | None = None) -> Bundle
     return bundle
 
 
-def thaw(bundle: Bundle) -> process_snapshot.RestoredTemplate:
+def thaw(bundle: Bundle) -> server_process.RestoredTemplate:
     return process_snapshot.thaw_engine(bundle, PLAN, Cache.at(), inspection.trust)
 
 
@@ -187,7 +187,7 @@ def test_a_thawed_template_ends_with_its_namespaces(tmp_path: Path) -> None:
     process = subprocess.Popen(["sleep", "60"])
     own = tmp_path / "own"
     own.mkdir()
-    thawed = process_snapshot.RestoredTemplate(own, process, own.rmdir)
+    thawed = server_process.RestoredTemplate(own, process, own.rmdir)
     thawed.end()
     assert process.poll() is not None and not own.exists() and thawed.socket == own / "socket"
 
