@@ -81,14 +81,11 @@ def _make(lookup: BundleLookup, options: Options, phase: Phase) -> Bundle:
             return draft.publish(assembly.build_provenance(), signer=sign.load_host_key(paths.state_dir()))
 
 
-def has_snapshot(lookup: BundleLookup, bundle: Bundle | None) -> bool:
+def has_snapshot(lookup: BundleLookup, bundle: Bundle) -> bool:
     """Return whether this machine has a snapshot of an engine that was started from `bundle`."""
     if not runtime.targets_cpu():
-        return bundle is not None and vllm_snapshot.has_snapshot(lookup, bundle)
-    return (
-        bundle is not None
-        and runtime_image.choose_engine_image_directory(lookup.cache.runtimes, bundle.digest).is_dir()
-    )
+        return vllm_snapshot.has_snapshot(lookup, bundle)
+    return runtime_image.choose_engine_image_directory(lookup.cache.runtimes, bundle.digest).is_dir()
 
 
 def add_snapshot(lookup: BundleLookup, bundle: Bundle, phase: Phase) -> None:
