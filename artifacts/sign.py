@@ -59,7 +59,7 @@ class HostKey:
 
     @property
     def public_pem(self) -> bytes:
-        """Return the public key in PEM format."""
+        """Return the public key in PEM format, which other machines add in order to trust the bundles of this machine."""
         return self.private_key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
     def sign(self, digest: str) -> bytes:
@@ -150,11 +150,6 @@ def read_key(path: Path) -> HostKey:
 def trust_dir(state_dir: Path) -> Path:
     """Return the directory of the public keys that this user trusts."""
     return state_dir / "trust"
-
-
-def load_public_pem(state_dir: Path) -> bytes:
-    """Return this machine's public key as PEM. Other machines add it in order to trust the bundles of this machine."""
-    return load_host_key(state_dir).public_pem
 
 
 def add_trusted_key(directory: Path, pem: bytes, *, name: str, source: str | None = None) -> Path:

@@ -236,6 +236,4 @@ def _is_same_model(key: Key, name: str | None, bundle: Bundle) -> bool:
     if name is not None and bundle.name == name:
         return True
     model = {field: value for field, value in key.fields.items() if field.startswith("model.")}
-    if "model.name" in model:
-        return bundle.key.fields.get("model.name") == model["model.name"]
     return any(bundle.key.fields.get(field) == value for field, value in model.items())

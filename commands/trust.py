@@ -73,7 +73,7 @@ def show_own(common: Common) -> None:
     """Print the public key of this machine. On another machine, `coldstart trust add` trusts this key."""
     own = next((key for key in trust.list_keys() if key.own), None)
     fingerprint = own.fingerprint if own else None
-    pem = sign.load_public_pem(paths.state_dir()).decode()
+    pem = sign.load_host_key(paths.state_dir()).public_pem.decode()
     common.out.print_result({"fingerprint": fingerprint, "public_key": pem}, pem)
     file = common.out.out_file
     name = "FILE" if file is None else shlex.quote(file.name)

@@ -155,7 +155,7 @@ def test_trust_why_reports_the_reason(run: Run, store: Store, home: Path, wanted
     assert said in unknown.stdout and "invalid" not in unknown.stdout
     assert "coldstart trust add FILE" in unknown.stderr
     maker = home / "maker.pem"
-    maker.write_bytes(sign.load_public_pem(home / "stranger"))
+    maker.write_bytes(sign.load_host_key(home / "stranger").public_pem)
     run("trust", "add", str(maker), "--name", "build-farm")
     known = run("trust", "why", "org/tiny:v3").stdout
     assert f"v3 is trusted: signed by {stranger.fingerprint}\n" in known
@@ -268,7 +268,7 @@ def test_commands_name_the_directory_and_the_chmod(run: Run, home: Path) -> None
 
 @pytest.mark.parametrize("name", ["../../x", "a/b", "/x", "..", ".hidden", "", "a\nb", "a" * 65, "-x"])
 def test_trust_refuses_a_name_that_is_not_a_plain_file_name(name: str, tmp_path: Path) -> None:
-    pem = sign.load_public_pem(tmp_path / "state")
+    pem = sign.load_host_key(tmp_path / "state").public_pem
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(InvalidNameError):
         sign.add_trusted_key(tmp_path / "trust" / "deep", pem, name=name)
@@ -276,7 +276,7 @@ def test_trust_refuses_a_name_that_is_not_a_plain_file_name(name: str, tmp_path:
 
 
 def test_trust_add_writes_into_the_trust_directory_alone(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "other.pem").write_bytes(sign.load_public_pem(tmp_path / "other"))
+    (tmp_path / "other.pem").write_bytes(sign.load_host_key(tmp_path / "other").public_pem)
     refused = run("trust", "add", str(tmp_path / "other.pem"), "--name", "../../x", code=None)
     assert refused.returncode == 2 and "invalid key name '../../x'" in refused.stderr
     assert not list(paths.state_dir().parent.rglob("x-*.pub"))

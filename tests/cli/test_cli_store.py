@@ -148,7 +148,7 @@ def test_a_damaged_manifest_is_not_called_trusted(run: Run) -> None:
 
 
 def _pem(home: Path, name: str) -> str:
-    (home / f"{name}.pub").write_bytes(sign.load_public_pem(home / f"state-of-{name}"))
+    (home / f"{name}.pub").write_bytes(sign.load_host_key(home / f"state-of-{name}").public_pem)
     return f"{name}.pub"
 
 

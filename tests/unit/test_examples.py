@@ -159,7 +159,7 @@ def test_init_containers_provide_a_trusted_bundle(file: Path, tmp_path: Path) ->
     publisher = tmp_path / "maker"
     made = publish(Store(tmp_path / "origin"), tmp_path / "scratch", signer=sign.load_host_key(publisher))
     (tmp_path / "etc" / "coldstart" / "keys").mkdir(parents=True)
-    public = sign.load_public_pem(publisher)
+    public = sign.load_host_key(publisher).public_pem
     (tmp_path / "etc" / "coldstart" / "keys" / "publisher.pem").write_bytes(public)
     deployment, _ = yaml.safe_load_all(file.read_text())
     pod = deployment["spec"]["template"]["spec"]

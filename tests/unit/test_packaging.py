@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import pytest
-from coldstart.artifacts.sign import load_host_key, load_public_pem
+from coldstart.artifacts.sign import load_host_key
 from coldstart.commands.cli import COMMANDS
 from tools.locks import LOCKS, pypi_alone, resolve, selection
 
@@ -186,7 +186,7 @@ FILES = ("coldstart.whl", "sbom.cdx.json", "SHA256SUMS", "SHA256SUMS.sigstore.js
 def key(tmp_path: Path) -> Path:
     """A private key. Its public key is the file release.pub beside it."""
     load_host_key(tmp_path)
-    (tmp_path / "release.pub").write_bytes(load_public_pem(tmp_path))
+    (tmp_path / "release.pub").write_bytes(load_host_key(tmp_path).public_pem)
     return tmp_path / "signing/host.pem"
 
 
@@ -232,7 +232,7 @@ def test_verify_fails_when_a_file_was_added_or_removed(release: Path, tmp_path: 
 
 
 def test_verify_fails_when_another_key_signed(release: Path, tmp_path: Path) -> None:
-    (tmp_path / "other.pub").write_bytes(load_public_pem(tmp_path / "other"))
+    (tmp_path / "other.pub").write_bytes(load_host_key(tmp_path / "other").public_pem)
     assert "is not of the key" in _verify(release, tmp_path / "other.pub").stderr
 
 

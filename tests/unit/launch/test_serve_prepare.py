@@ -151,4 +151,4 @@ def test_a_copied_cache_brings_no_trust(
 def public_key() -> bytes:
     """Return the public key of the user that published."""
     state = Cache.at().root.parents[1] / "state_home" / "coldstart"
-    return bytes(sign.load_public_pem(state))
+    return bytes(sign.load_host_key(state).public_pem)
