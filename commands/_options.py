@@ -146,18 +146,11 @@ class Common:
             )
 
 
-def option(
-    *flags: str, help: str, metavar: str | None = None, envvar: str | None = None, show_envvar: bool = True
-) -> Any:
-    """Declare a command-line option (`typer.Option`)."""
-    return typer.Option(*flags, help=help, metavar=metavar, envvar=envvar, show_envvar=show_envvar)
-
-
 # Options that every command repeats in its help, without their environment variables.
-_unbound_option = functools.partial(option, show_envvar=False)
+_unbound_option = functools.partial(typer.Option, show_envvar=False)
 
 
-_CACHE_DIR = option(
+_CACHE_DIR = typer.Option(
     "--cache-dir",
     help="Root directory of bundles and caches; default: $XDG_CACHE_HOME/coldstart.",
     metavar="DIR",

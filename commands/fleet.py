@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from coldstart.commands._options import Common, Model, OnMissing, group, option
+from coldstart.commands._options import Common, Model, OnMissing, group
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import escape_line, format_bytes
 
@@ -21,15 +21,17 @@ if TYPE_CHECKING:
 # This module must not import Ray, which is slow.
 app = group(__doc__)
 HEADER = "x-coldstart-admin-key"
-_URL = option("--url", metavar="URL", help="URL of the gateway; default: this user's fleet on this machine.")
-_KEY = option(
+_URL = typer.Option(
+    "--url", metavar="URL", help="URL of the gateway; default: this user's fleet on this machine."
+)
+_KEY = typer.Option(
     "--admin-key", metavar="KEY", help="Admin key of the fleet; default: the saved key of this user's fleet."
 )
 Url = Annotated[str | None, _URL]
 Key = Annotated[str | None, _KEY]
 NewKey = Annotated[
     str | None,
-    option("--admin-key", metavar="KEY", help="Admin key of the fleet; default: a new random key."),
+    typer.Option("--admin-key", metavar="KEY", help="Admin key of the fleet; default: a new random key."),
 ]
 
 
@@ -42,7 +44,7 @@ def up(
     server: dict[str, Any],
     address: Annotated[
         str | None,
-        option(
+        typer.Option(
             "--address",
             metavar="HOST:PORT",
             help="Address of an existing Ray cluster; default: start a new cluster on this machine.",
@@ -50,7 +52,7 @@ def up(
     ] = None,
     state: Annotated[
         Path | None,
-        option(
+        typer.Option(
             "--state",
             metavar="FILE",
             help="File that preserves the deployments when the gateway restarts; default: none.",
@@ -168,8 +170,8 @@ def status(common: Common, url: Url = None, admin_key: Key = None) -> None:
 def scale(
     common: Common,
     model: str,
-    least: Annotated[int, option("--min", metavar="N", help="Minimum number of workers.")],
-    most: Annotated[int, option("--max", metavar="N", help="Maximum number of workers.")],
+    least: Annotated[int, typer.Option("--min", metavar="N", help="Minimum number of workers.")],
+    most: Annotated[int, typer.Option("--max", metavar="N", help="Maximum number of workers.")],
     url: Url = None,
     admin_key: Key = None,
 ) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from coldstart.commands import _host_live
-from coldstart.commands._options import Common, option
+from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 from typer.core import TyperGroup
 
@@ -58,7 +58,7 @@ def run(
     ] = None,
     host_file: Annotated[
         Path | None,
-        option(
+        typer.Option(
             "--host-file",
             metavar="FILE",
             help="TOML file with settings and models; the host reloads it when it changes.",
@@ -66,7 +66,7 @@ def run(
     ] = None,
     idle: Annotated[
         float | None,
-        option(
+        typer.Option(
             "--idle",
             metavar="SECONDS",
             help="Stop a model given on the command line after this many seconds without a request; default: never.",
@@ -74,7 +74,7 @@ def run(
     ] = None,
     on_miss: Annotated[
         str | None,
-        option(
+        typer.Option(
             "--on-miss",
             metavar="fail|warn",
             help="If a model has no matching bundle: fail, or start stock vLLM with a warning; default: fail. `on_miss` of a"
@@ -83,7 +83,7 @@ def run(
     ] = None,
     drain_timeout: Annotated[
         float | None,
-        option(
+        typer.Option(
             "--drain-timeout",
             metavar="SECONDS",
             help="Maximum time for running requests to finish after SIGTERM, in seconds; default: no limit.",

@@ -67,8 +67,16 @@ def compose_key(model: ResolvedModel, vllm_args: Arguments) -> Key:
 
 
 def read_machine_fields() -> dict[str, Scalar]:
-    """Return the key fields that depend on this machine. Raises ColdstartError if vLLM is not installed."""
-    device = read_hardware_fields(on_cpu=runtime.targets_cpu())
+    """Return the key fields that depend on this machine. Raises ColdstartError if vLLM is not installed.
+
+    The key of a CPU engine contains the number of usable CPUs: Inductor uses it to choose the depth of parallel loops
+    (decide_parallel_depth, even with vLLM's dynamic_threads), and step latency depends on it. The key of a
+    GPU engine contains only the CPU architecture and the driver branch, so that servers with different minor releases of a
+    driver can share a bundle. CUDA graphs need the exact driver version, which is checked when they are restored.
+    """
+    device = hardware.read_cpu_fields()
+    if not runtime.targets_cpu():
+        device = {"cpu.machine": device["cpu.machine"], **hardware.read_gpu_fields()}
     return _prefix("hardware", device) | _prefix("runtime", runtime.read_runtime_fields())
 
 
@@ -81,18 +89,6 @@ def replace_arguments(key: Key, vllm_args: Arguments) -> Key:
     fields = {name: value for name, value in key.fields.items() if not name.startswith(ENGINE)}
     engine = relevance.select_engine_fields(vllm_args.parsed_flags)
     return Key(fields | _prefix("engine", engine))
-
-
-def read_hardware_fields(*, on_cpu: bool) -> dict[str, Scalar]:
-    """Return the hardware fields that affect the artifacts of a CPU engine (`on_cpu`) or a GPU engine.
-
-    The key of a CPU engine contains the number of usable CPUs: Inductor uses it to choose the depth of parallel loops
-    (decide_parallel_depth, even with vLLM's dynamic_threads), and step latency depends on it. The key of a
-    GPU engine contains only the CPU architecture and the driver branch, so that servers with different minor releases of a
-    driver can share a bundle. CUDA graphs need the exact driver version, which is checked when they are restored.
-    """
-    cpu = hardware.read_cpu_fields()
-    return cpu if on_cpu else {"cpu.machine": cpu["cpu.machine"], **hardware.read_gpu_fields()}
 
 
 def read_model_fields(model: ResolvedModel) -> dict[str, Scalar]:
