@@ -10,7 +10,6 @@ from coldstart.api.bundles import (
     materialize,
     plan_materialization,
     validate,
-    validate_all,
 )
 from coldstart.api.serving import OnMiss, serve
 from coldstart.artifacts.bundle import Bundle
@@ -29,7 +28,7 @@ from coldstart.materialize.options import Options, Phase
 from coldstart.scheduling.settings import SchedulerSettings
 from coldstart.validate.checks import ValidationReport
 from coldstart.validate.responses import PromptSettings
-from coldstart.validate.validation import Source, ValidationRequest
+from coldstart.validate.validation import Source, ValidationRequest, validate_all
 
 __all__ = [
     "AuthRequiredError",

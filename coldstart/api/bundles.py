@@ -18,11 +18,10 @@ from coldstart.models import inspection, resolver
 from coldstart.models.inspection import BundleLookup
 from coldstart.scheduling.profiling import BUDGET_S
 from coldstart.system.paths import Cache
-from coldstart.validate import validation
 from coldstart.validate.checks import LEVELS, Level, ValidationReport
 from coldstart.validate.responses import PromptSettings
 from coldstart.validate.start import REPLAY_SETTINGS
-from coldstart.validate.validation import Source, ValidationRequest
+from coldstart.validate.validation import Source, ValidationRequest, validate_all
 
 PathLike = str | Path
 
@@ -146,15 +145,6 @@ def validate(
     words = [model_or_reference]
     (report,) = validate_all(ValidationRequest(words, level, source, replay))
     return report
-
-
-def validate_all(request: ValidationRequest) -> list[ValidationReport]:
-    """Resolve several bundles, check each of them, and return their reports in the order of the request.
-
-    Raises:
-        ColdstartError: The errors of `validate`, raised before any server is started.
-    """
-    return validation.run(request)
 
 
 class Store:

@@ -61,8 +61,8 @@ class ValidationRequest:
     against_machine: bool = False
 
 
-def run(request: ValidationRequest) -> list[checks.ValidationReport]:
-    """Validate each target, and return one report per target.
+def validate_all(request: ValidationRequest) -> list[checks.ValidationReport]:
+    """Check each target of the request, and return one report per target, in the same order.
 
     Raises BundleNotFoundError or NoBundleError if a target has no bundle, UsageError for contradictory options or
     rejected prompts, and the errors of `resolution.resolve` and `resolution.ensure_weights`.

@@ -186,7 +186,7 @@ def test_a_bundle_is_validated_with_its_own_weights(
     other = Path(shutil.copytree(materialized.directory, materialized.directory.with_name("copy")))
     change(other)
     source = replace(materialized.source, model=str(other))
-    (report,) = validation.run(ValidationRequest(["my-model"], level="load", source=source))
+    (report,) = validation.validate_all(ValidationRequest(["my-model"], level="load", source=source))
     assert [finding.code for finding in report.findings] == expected
     assert started == ([] if expected else [str(other)])
     if expected == ["CS-OTHER-WEIGHTS"]:
