@@ -87,17 +87,15 @@ class LaunchCommand:
 class Launcher(Protocol):
     """A way to start a server. With `writes_ready_file`, the server writes `RunFiles.ready_file` when it is ready."""
 
-    @property
-    def mode(self) -> str: ...
-
-    @property
-    def writes_ready_file(self) -> bool: ...
+    mode: str
+    writes_ready_file: bool
 
     def prepare(self) -> None:
-        """Prepare for the runs, for example by starting a template.
+        """Prepare for the runs, for example by starting a template. By default, nothing is prepared.
 
         Raises ModeUnavailableError, CommandFailedError, NoBundleError.
         """
+        return
 
     def build_command(self, files: RunFiles) -> LaunchCommand:
         """Return the command that starts a server on HOST:files.port."""
@@ -105,6 +103,7 @@ class Launcher(Protocol):
 
     def close(self) -> None:
         """Stop the processes that `prepare` started."""
+        return
 
 
 @dataclass

@@ -59,8 +59,8 @@ class ModelUnderTest:
         return ["--", *self.vllm_args]
 
 
-@dataclass(frozen=True)
-class VllmLauncher:
+@dataclass
+class VllmLauncher(Launcher):
     """Launcher of plain vLLM. Warm starts share `caches`.
 
     A cold start has empty caches; the first cold start creates and fills `caches`, which saves a compilation. VLLM_FREE
@@ -72,9 +72,6 @@ class VllmLauncher:
     caches: Path
     mode: str
     writes_ready_file: bool = False
-
-    def prepare(self) -> None:
-        """Do nothing, because the first run fills the caches."""
 
     def build_command(self, files: RunFiles) -> LaunchCommand:
         root = (
@@ -90,12 +87,9 @@ class VllmLauncher:
             variables |= FREE_VARIABLES
         return LaunchCommand(argv, {**variables, environment.TIMELINE_EVENTS: str(files.events_file)})
 
-    def close(self) -> None:
-        """Do nothing, because `prepare` started no process."""
-
 
 @dataclass
-class ServeLauncher:
+class ServeLauncher(Launcher):
     """Launcher of `coldstart serve` in one start mode. `runtime` is the directory of its sockets and templates."""
 
     subject: ModelUnderTest
