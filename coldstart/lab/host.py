@@ -1,6 +1,6 @@
 """Host simulator: replays requests for many models on the live host's own core, in simulated time.
 
-Model: a start takes the penalty of its tier, and an eviction takes `leave_s` seconds. A request occupies its model for
+Model: a start takes the penalty of its tier, and an eviction takes no time. A request occupies its model for
 `service_s` seconds from its dispatch; requests do not slow each other (vLLM batches them). A busy model is not evicted.
 """
 
@@ -17,22 +17,18 @@ from coldstart.lab.records import Replay, SimulatedRequest
 
 
 def simulate(
-    requests: Iterable[SimulatedRequest],
-    specs: Iterable[ModelSpec],
-    settings: HostSettings,
-    *,
-    leave_s: float = 0.0,
+    requests: Iterable[SimulatedRequest], specs: Iterable[ModelSpec], settings: HostSettings
 ) -> Replay:
     """Replay requests, which must be in order of arrival.
 
     The count `start_s` is the total duration of all starts in seconds, which is the cost that a policy minimizes.
     """
-    return _Host(Core(specs, settings), leave_s).replay(requests)
+    return _Host(Core(specs, settings)).replay(requests)
 
 
 class _Host:
-    def __init__(self, core: Core, leave_s: float) -> None:
-        self.core, self.leave_s = core, leave_s
+    def __init__(self, core: Core) -> None:
+        self.core = core
         self.requests: list[SimulatedRequest] = []
         self.outcome = Replay()
         self._loop = EventLoop(core.deadline, lambda: self._handle_event(events.Tick()))
@@ -71,7 +67,7 @@ class _Host:
                 self._total_start_s += seconds
                 self._schedule_event(seconds, events.ModelReady(model, seconds))
             case events.ChangeTier(model):
-                self._schedule_event(self.leave_s, events.TierChanged(model))
+                self._schedule_event(0.0, events.TierChanged(model))
             case events.DispatchRequest(name):
                 request, record = self.requests[int(name)], self.outcome.records[int(name)]
                 record.sent_s, record.output_tokens = now, request.tokens
