@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,9 +77,14 @@ class CompletionClient:
         """Return the response of `max_tokens` tokens to a prompt. Raises CompletionFailedError if the request fails."""
         began_s = time.monotonic()
         try:
-            status, body = self._post(_request(prompt, max_tokens, stream=False))
-            if status != 200:
-                raise _build_error(status, body)
+            with closing(
+                http.client.HTTPConnection(self.host, self.port, timeout=self.timeout_s)
+            ) as connection:
+                connection.request("POST", COMPLETIONS, _request(prompt, max_tokens, stream=False), _HEADERS)
+                response = connection.getresponse()
+                body = response.read()
+            if response.status != 200:
+                raise _build_error(response.status, body)
             choice = json.loads(body)["choices"][0]
             tokens, text = tuple(choice.get("token_ids") or ()), choice["text"]
         except (OSError, http.client.HTTPException, ValueError, LookupError) as error:
@@ -91,23 +97,11 @@ class CompletionClient:
             return list(pool.map(lambda prompt: self.complete(prompt, max_tokens), prompts))
 
     def _stream_one(self, prompt: str, left_s: float) -> FirstToken:
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=left_s)
-        try:
+        with closing(http.client.HTTPConnection(self.host, self.port, timeout=left_s)) as connection:
             connection.connect()
             connected_at_s = time.monotonic()
             connection.request("POST", COMPLETIONS, _request(prompt, 1, stream=True), _HEADERS)
             return FirstToken(connected_at_s, _first_event_s(connection.getresponse()))
-        finally:
-            connection.close()
-
-    def _post(self, body: bytes) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=self.timeout_s)
-        try:
-            connection.request("POST", COMPLETIONS, body, _HEADERS)
-            response = connection.getresponse()
-            return response.status, response.read()
-        finally:
-            connection.close()
 
 
 class _StillStartingError(Exception):
