@@ -50,14 +50,14 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def bystander(server: RangeServer, plan: dict[str, Any], directory: Path, runtime: Path) -> Iterator[int]:
     """Yield the prefetcher's pid; another client is served before and after the attack."""
     with client.attach(server.url, plan, names=["t0"], directory=runtime) as attached:
-        attached.wait_for_tensors(["t0"])
+        attached.wait_for_tensors()
         pid = int(_status(runtime)["pid"])
         before = len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208
         yield pid
         (entry,) = [tensor for tensor in plan["files"][0]["tensors"] if tensor["name"] == "t1"]
         data = (directory / FILE).read_bytes()[entry["offset"] :][: entry["size"]]
         with client.attach(server.url, plan, names=["t1"], directory=runtime) as other:
-            other.wait_for_tensors(["t1"])
+            other.wait_for_tensors()
             assert other.map_file(FILE)[entry["offset"] :][: entry["size"]] == data
         assert _status(runtime)["pid"] == pid
         # The prefetcher drops a closed connection only after it has read what its client sent.

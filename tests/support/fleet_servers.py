@@ -126,7 +126,7 @@ def _fetch(message: Mapping[str, Any], words: list[str]) -> None:
         fetch.start_early_fetch(plan, config),
         client.attach(asked.source, asked.read(), names=names, rate_limit=rate_limit) as attached,
     ):
-        attached.wait_for_tensors(names)
+        attached.wait_for_tensors()
 
 
 if __name__ == "__main__":

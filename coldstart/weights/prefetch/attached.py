@@ -71,15 +71,9 @@ class WeightsLease(AbstractContextManager["WeightsLease"]):
             raise PrefetchRefusedError(f"this client did not request bytes {offset} to {end} of {file}")
         self._await(numbers)
 
-    def wait_for_tensors(self, names: Collection[str] | None = None) -> None:
-        """Block until all bytes of the tensors `names` (None: of all files) are available.
-
-        Raises the errors of `wait_for_bytes`.
-        """
-        numbers = self._layout.select_checks(names)
-        if not self._wanted.issuperset(numbers):
-            raise PrefetchRefusedError("this client did not request all of the tensors")
-        for number in numbers:
+    def wait_for_tensors(self) -> None:
+        """Block until all bytes that this client requested are available. Raises the errors of `wait_for_bytes`."""
+        for number in sorted(self._wanted):
             self._await((number,))
 
     def query_stats(self) -> dict[str, Any]:
