@@ -14,7 +14,7 @@ from coldstart.errors import UsageError
 from coldstart.launch import modes
 from coldstart.launch.modes import TEMPLATE_RUNTIME
 
-MODES = (modes.AUTO, *modes.list_repeatable_mode_names())
+MODES = (modes.AUTO, *(mode.name for mode in modes.LADDER if mode.is_repeatable))
 FORKED = (modes.AUTO, TEMPLATE_RUNTIME.name)
 """Start modes in which a server can be forked from a runtime template."""
 FAIL, WARN = "fail", "warn"

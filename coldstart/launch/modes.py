@@ -350,11 +350,6 @@ def list_mode_names() -> tuple[str, ...]:
     return tuple(mode.name for mode in LADDER)
 
 
-def list_repeatable_mode_names() -> tuple[str, ...]:
-    """Return the names of the start modes that a host can use, fastest first."""
-    return tuple(mode.name for mode in LADDER if mode.is_repeatable)
-
-
 def list_modes_to_try(name: str) -> list[StartMode]:
     """Return the modes to try for `--mode NAME`, in order. The last mode is always `fresh`.
 

@@ -61,11 +61,6 @@ _PASSED_TEXT = """
 ALWAYS_ALLOWED = frozenset(_PASSED_TEXT.split())
 
 
-def is_relevant(name: str) -> bool:
-    """Return whether this variable can affect what a template builds."""
-    return _is_of_family(name) and not is_irrelevant(name) and not secrets.is_secret_name(name)
-
-
 def is_irrelevant(name: str) -> bool:
     """Return whether this variable cannot affect what a template builds, even if it belongs to a listed family."""
     return _IRRELEVANT.fullmatch(name) is not None
@@ -99,11 +94,12 @@ def _may_pass(name: str) -> bool:
 
 
 def select_relevant(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that must be equal in a template and in a start from it."""
+    """Return the variables that can affect what a template builds, and must be equal in a start from it."""
     return {
         name: value
         for name, value in sorted(environment.items())
-        if is_relevant(name) and not is_service_variable(name, value)
+        if _is_of_family(name) and not is_irrelevant(name) and not secrets.is_secret_name(name)
+        if not is_service_variable(name, value)
     }
 
 
