@@ -176,7 +176,7 @@ class Bundle:
         data = self._read(entry, LIMITS.json_section_bytes)
         return canonical.loads(data, max_bytes=LIMITS.json_section_bytes, source=f"section {name}")
 
-    def extract_section(self, name: str, dest: Path, *, trust: TrustCheck | None = None) -> int:
+    def extract_section(self, name: str, dest: Path, *, trust: TrustCheck) -> int:
         """Unpack a tree section into the new directory `dest` atomically, and return the number of entries.
 
         A section with code is unpacked only if `trust` accepts the bundle; pass `accept_any` to allow any code. Raises
@@ -206,10 +206,8 @@ class Bundle:
             raise SectionMissingError(f"bundle {self.name}:v{self.version} has no section {name}")
         return entry
 
-    def require_trust(self, name: str, trust: TrustCheck | None) -> None:
+    def require_trust(self, name: str, trust: TrustCheck) -> None:
         """Raise UntrustedError unless `trust` allows the bundle's code in section `name` to run."""
-        if trust is None:
-            raise UntrustedError(f"section {name} contains code, but the argument `trust` is missing")
         result = trust(self)
         if not result.is_trusted:
             raise UntrustedError(

@@ -7,8 +7,8 @@ complete and durable.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -162,11 +162,9 @@ class OciLayout:
         """Return the documents of all signatures that the index lists for the manifest `subject`."""
         return read_signature_documents(self, self.read_entries(), subject)
 
-    @contextmanager
-    def lock_index(self) -> Iterator[None]:
+    def lock_index(self) -> AbstractContextManager[None]:
         """Hold the index lock. Only its holder may change index.json or rename files in the blob directory."""
-        with files.hold_lock(self.private_dir / "index.lock"):
-            yield
+        return files.hold_lock(self.private_dir / "index.lock")
 
     def publish_blobs(self, staged: Iterable[tuple[str, Path]]) -> None:
         """Rename staged files, which are already on disk, to their blob names. `staged` has pairs of digest and path.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -74,17 +74,15 @@ class Store:
         with open_staging(self.layout) as staging:
             yield BundleDraft(key, staging)
 
-    @contextmanager
-    def lock_key(self, key: Key) -> Iterator[None]:
+    def lock_key(self, key: Key) -> AbstractContextManager[None]:
         """Hold the lock of `key` during the block, so that only one process builds the bundle while other processes wait.
 
         BundleDraft.publish does not require the lock. Raises ReadOnlyStoreError.
         """
         self.layout.create()
-        with files.hold_lock(
+        return files.hold_lock(
             self.layout.private_dir / "locks" / f"{key.digest.removeprefix('sha256:')}.lock"
-        ):
-            yield
+        )
 
     def list_bundles(self) -> Bundles:
         """Return all bundles in order of publication. Manifests are opened only if the index does not describe them."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from coldstart.artifacts import canonical, oci
 from coldstart.artifacts.blobs import blob_path
+from coldstart.artifacts.bundle import accept_any
 from coldstart.artifacts.errors import BundleError, TooLargeError
 from coldstart.artifacts.key import Key
 from coldstart.artifacts.limits import LIMITS
@@ -96,7 +97,7 @@ def test_manifest_refused_with_its_code(name: str, store: Store) -> None:
 def test_tree_passed_off_as_another_media_type(store: Store, tmp_path: Path) -> None:
     bundle = forge(store, b"x", "compile", media_type="application/vnd.coldstart.section.compile.v1+json")
     with pytest.raises(BundleError) as caught:
-        bundle.extract_section("compile", tmp_path / "out")
+        bundle.extract_section("compile", tmp_path / "out", trust=accept_any)
     assert caught.value.code == "CS-SECTION-UNSUPPORTED"
 
 
