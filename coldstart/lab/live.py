@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -152,20 +152,8 @@ class _LiveReplay:
         record.prompt_tokens = event.usage.get("prompt_tokens", record.prompt_tokens)
 
 
-def _register_sigint(stop: Callable[[], None]) -> None:
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop)
-
-
-def replay(
-    trace: Iterable[TraceRequest],
-    target: Target,
-    seed: int = 0,
-    register_interrupt: Callable[[Callable[[], None]], None] = _register_sigint,
-) -> Replay:
-    """Replay a trace on a running server. Ctrl-C stops the replay, and the measurements so far are returned.
-
-    `register_interrupt` is called with a function that stops the replay. By default, SIGINT calls that function.
-    """
+def replay(trace: Iterable[TraceRequest], target: Target, seed: int = 0) -> Replay:
+    """Replay a trace on a running server. Ctrl-C stops the replay, and the measurements so far are returned."""
 
     async def run() -> Replay:
         from aiohttp import ClientSession, ClientTimeout, TCPConnector
@@ -174,7 +162,7 @@ def replay(
         connector, never = TCPConnector(limit=0, force_close=True), ClientTimeout(total=None)
         async with ClientSession(connector=connector, timeout=never, read_bufsize=MAX_LINE_BYTES) as session:
             running = _LiveReplay(target, seed, session)
-            register_interrupt(lambda: running.stop("interrupted"))
+            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, running.stop, "interrupted")
             return await running.run(trace)
 
     return asyncio.run(run())
