@@ -151,11 +151,6 @@ def read_index(directory: Path, suffix: str = ".safetensors") -> dict[str, str]:
     return dict(_read_weight_map(require_regular_file(path)))
 
 
-def list_indexes(directory: Path) -> list[Path]:
-    """Return the index files that a model directory contains."""
-    return [path for path in (directory / name for name in INDEXES.values()) if path.is_file()]
-
-
 @cache_by_state
 def _read_weight_map(path: Path) -> dict[str, str]:
     named = read_json_object(path).get("weight_map")

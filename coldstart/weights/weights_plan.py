@@ -108,7 +108,8 @@ def _record(directory: Path, records: Path) -> Path:
 
 def _stamp(directory: Path) -> list[list[str | int]]:
     # The index decides which copy of a tensor is loaded, so a change to it changes the weights.
-    files = (*weight_files(directory), *checkpoint_files.list_indexes(directory))
+    indexes = (directory / name for name in checkpoint_files.INDEXES.values())
+    files = (*weight_files(directory), *filter(Path.is_file, indexes))
     return [[path.name, *read_state(path)] for path in files]
 
 

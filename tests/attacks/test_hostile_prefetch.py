@@ -188,7 +188,7 @@ def _refusal(server: RangeServer, runtime: Path, names: list[str] | None, plan: 
     body = json_lines.create_sealed_memfd(
         json.dumps(names).encode(), json.dumps(plan, sort_keys=True, separators=(",", ":")).encode()
     )
-    socket.send_fds(connection, [json_lines.encode_message({"op": "attach", "source": server.url})], [body])
+    socket.send_fds(connection, [json.dumps({"op": "attach", "source": server.url}).encode() + b"\n"], [body])
     os.close(body)
     return str(_answer(connection)["refused"])
 
@@ -223,7 +223,7 @@ def test_memory_of_others_is_read_only(server: RangeServer, plan: dict[str, Any]
         b'["t0"]', json.dumps(plan, sort_keys=True, separators=(",", ":")).encode()
     )
     socket.send_fds(
-        connection.socket, [json_lines.encode_message({"op": "attach", "source": server.url})], [body]
+        connection.socket, [json.dumps({"op": "attach", "source": server.url}).encode() + b"\n"], [body]
     )
     os.close(body)
     assert "attached" in next(connection.iterate_replies())

@@ -49,7 +49,7 @@ class Channel(AbstractContextManager["Channel"]):
 
     def send(self, message: Mapping[str, Any], descriptors: tuple[int, ...] = ()) -> None:
         """Send one message, with `descriptors` attached to its first byte, and block until it is sent. Raises OSError."""
-        line = encode_message(message)
+        line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
         rights = (
             [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
         )
@@ -136,11 +136,6 @@ def _parse_object(line: bytes) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise MalformedMessageError("received a line that is not a JSON object")
     return message
-
-
-def encode_message(message: Mapping[str, Any]) -> bytes:
-    """Encode a message as one line."""
-    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
 def create_sealed_memfd(*parts: bytes) -> int:

@@ -86,10 +86,7 @@ class PrefetchServer:
             return self.clients > 0 or time.monotonic() - self._quiet_since < idle_s
 
     def serve_client(self, connection: socket.socket) -> None:
-        """Serve a client's connection in a new thread, or close the connection if the client belongs to another user."""
-        if not peers.is_trusted_peer(connection):
-            connection.close()
-            return
+        """Serve a client's connection in a new thread. The listener accepts only processes of this user."""
         with self.changed:
             self.clients += 1
         Thread(target=self._serve, args=(_Client(self, Channel(connection)),), daemon=True).start()
