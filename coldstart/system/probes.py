@@ -203,7 +203,7 @@ def probe_store(cache: Cache) -> Probe:
 
 def run_probes(cache: Cache) -> list[Probe]:
     """Run all probes, and return their results in order of importance to a new user."""
-    own = (
+    return [
         probe_vllm(),
         probe_cpu(),
         probe_memory(),
@@ -212,8 +212,9 @@ def run_probes(cache: Cache) -> list[Probe]:
         probe_compiler(),
         probe_template(),
         probe_criu(),
-    )
-    return [*own, probe_frozen_runtime(cache), probe_shared_memory()]
+        probe_frozen_runtime(cache),
+        probe_shared_memory(),
+    ]
 
 
 def can_serve(results: Sequence[Probe]) -> bool:
