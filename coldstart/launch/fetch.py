@@ -128,7 +128,7 @@ def _take_preloaded(
     """
     limit = gpu_starts.find_preload_limit(lookup.vllm_args, on_cpu=runtime.targets_cpu())
     if limit is None and (lookup.bundle is None or model.path is None):
-        limit = "no bundle contains the digest of the weights", lookup.format_materialize_command()
+        limit = "no bundle contains the digest of the weights", lookup.format_command("materialize")
     if limit is None and model.path is not None:
         digest = weights.read_or_compute_digest(model.path, lookup.cache.weights)
         place = paths.runtime_dir() / f"preload-{digest.removeprefix('sha256:')[:16]}"

@@ -242,7 +242,7 @@ class SnapshotMode(StartMode):
             ).is_dir()
         ):
             return None
-        return Reason("the bundle has no snapshot", lookup.format_materialize_command("--snapshot"))
+        return Reason("the bundle has no snapshot", lookup.format_command("materialize", "--snapshot"))
 
     def launch(self, start: ServerStart) -> ReadyServer:
         """Start the server from a restored template on the CPU, or with `vllm snapshot` on a GPU."""

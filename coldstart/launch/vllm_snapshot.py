@@ -75,7 +75,7 @@ def find_missing_requirement(start: ServerStart) -> Limit | None:
     if limit := gpu_starts.find_snapshot_limit(given, model.repo_id, model.revision, os.environ):
         return limit
     if lookup.bundle is None or not has_snapshot(lookup, lookup.bundle):
-        return "vLLM has no snapshot of this bundle", lookup.format_materialize_command("--snapshot")
+        return "vLLM has no snapshot of this bundle", lookup.format_command("materialize", "--snapshot")
     return None
 
 
@@ -111,7 +111,8 @@ def restore_server(start: ServerStart) -> ReadyServer:
     lookup, given = start.request.lookup, start.plan.vllm_args
     assert lookup.bundle is not None, "the caller did not check find_missing_requirement()"
     lookup.bundle.require_trust("compile", start.request.trust)
-    place, again = _place(lookup, lookup.bundle), lookup.format_materialize_command("--snapshot", "--force")
+    place = _place(lookup, lookup.bundle)
+    again = lookup.format_command("materialize", "--snapshot", "--force")
     if (reason := ownership.ensure_private_directory(place)) is not None:
         raise LaunchRefusedError(
             f"cannot restore the snapshot, because its directory is not private: {reason}", again

@@ -58,10 +58,6 @@ class BundleLookup:
         """Return the bundle store of the cache."""
         return Store(self.cache.bundles)
 
-    def format_materialize_command(self, *options: str) -> str:
-        """Return the command line that builds the bundle, with additional `options`."""
-        return self.format_command("materialize", *options)
-
     def format_template_command(self, level: str) -> str:
         """Return the command line that starts a template of this `level` for the lookup.
 
@@ -180,7 +176,7 @@ def build_miss_error(lookup: BundleLookup, use: Callable[[Arguments], str] | Non
 
     `use` formats the command that starts the model with the nearest bundle's arguments; the default is `coldstart serve`.
     """
-    create = lookup.format_materialize_command()
+    create = lookup.format_command("materialize")
     if lookup.untrusted is not None:
         untrusted = lookup.untrusted
         # A bundle that was found without arguments records its own. They are not shown, because they can name code to load.

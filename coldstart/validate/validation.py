@@ -213,7 +213,7 @@ def explain_other_weights(bundle: Bundle, lookup: BundleLookup) -> list[Finding]
             OTHER_WEIGHTS,
             "error",
             f"the weights of {lookup.model.cli_argument} differ from those of the bundle {bundle.ref}: {differing} differs",
-            f"use the bundle's weights, or build a bundle of these weights: {lookup.format_materialize_command('--force')}",
+            f"use the bundle's weights, or build a bundle of these weights: {lookup.format_command('materialize', '--force')}",
             "weights",
         )
     ]

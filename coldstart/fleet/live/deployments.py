@@ -149,7 +149,7 @@ def look_up_pipelines(
             pipeline = pipeline.accept_nearest_without_weights()
         start = None if pipeline.bundle is None else inspection.read_verification_start(pipeline.bundle)
         if start is None:
-            reasons[ranks] = f"no bundle exists (run `{pipeline.format_materialize_command()}`)"
+            reasons[ranks] = f"no bundle exists (run `{pipeline.format_command('materialize')}`)"
             continue
         _, load_s = read_stages(pipeline.bundle, ranks)
         seconds[ranks] = max(0.0, start.ready_s - load_s - library_s)

@@ -125,7 +125,7 @@ def choose_profile(launch: Launch, found: BundleLookup, memory: int | None = Non
         return Profile(memory, ASSUMED_START_S, "assumed")
     raise UsageError(
         f"models.{launch.name}: the GPU memory of the model is unknown, because no bundle has recorded it",
-        hint=f"run `{found.format_materialize_command('--force')}`, or set memory and start_s in [models.{launch.name}]",
+        hint=f"run `{found.format_command('materialize', '--force')}`, or set memory and start_s in [models.{launch.name}]",
     )
 
 

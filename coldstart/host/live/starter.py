@@ -235,7 +235,7 @@ def _plan(request: ServeRequest) -> LaunchPlan:
     except NoBundleError as error:
         if request.lookup.untrusted is not None:
             raise
-        hint = f"run `{request.lookup.format_materialize_command()}`, then retry"
+        hint = f"run `{request.lookup.format_command('materialize')}`, then retry"
         raise NoBundleError(error.lines, hint=hint) from error
 
 

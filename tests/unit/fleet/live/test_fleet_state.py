@@ -83,8 +83,8 @@ class Found:
     def refresh(self) -> Found:
         return replace(self, bundle=self.bundles.get(self.vllm_args.get_integer("pipeline_parallel_size", 1)))
 
-    def format_materialize_command(self) -> str:
-        return shlex.join(["coldstart", "materialize", "m", "--", *self.vllm_args])
+    def format_command(self, name: str) -> str:
+        return shlex.join(["coldstart", name, "m", "--", *self.vllm_args])
 
 
 def bundle(**sections: Any) -> SimpleNamespace:

@@ -39,7 +39,7 @@ def _found(stages: Any, path: Path) -> Any:
         bundle=Bundle(stages),
         model=model,
         key=key(),
-        format_materialize_command=lambda *words: " ".join(("coldstart materialize m", *words)),
+        format_command=lambda name, *words: " ".join(("coldstart", name, "m", *words)),
     )
 
 
