@@ -3,13 +3,12 @@ from pathlib import Path
 from statistics import mean, pstdev
 
 import pytest
-from support import pages
 from tools.openai_server import FakeServer, running
 
 from coldstart.lab.live import Target, replay
 from coldstart.lab.plan import TracePlan, assign_models, generate_prompt, replace_arrivals
 from coldstart.lab.records import Replay, RequestRecord, summarize, tabulate
-from coldstart.lab.report import ReplayRun, compare_runs, find_highest_rates, report, tabulate_metrics
+from coldstart.lab.report import ReplayRun, compare_runs, find_highest_rates, tabulate_metrics
 from coldstart.lab.traces import Columns, TraceError, TraceReport, TraceRequest, read_trace
 
 
@@ -46,14 +45,6 @@ def test_failures_count_as_misses_and_not_as_latencies() -> None:
     assert found["goodput_per_s"] == pytest.approx(0.1)
     assert found["ttft_s"]["mean"] == 4.5  # type: ignore[index]
     json.dumps(found)
-
-
-def test_a_page_has_the_distribution_of_each_metric() -> None:
-    done = Replay([FAILED, record(0, 2.0, 4.0, 5)], duration_s=4.0)
-    made = report("live", [ReplayRun.from_replay("one", None, 0, done, {})], {}, is_comparison=False)
-    found = pages.plots(made.render("html"))
-    assert len(found) == 5
-    assert {"TTFT (s)", "share of requests (%)"} <= set[str]().union(*map(pages.read_labels, found))
 
 
 def test_each_model_is_judged_by_its_own_limits() -> None:

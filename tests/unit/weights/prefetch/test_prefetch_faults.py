@@ -108,8 +108,8 @@ def test_load_continues_from_files_when_the_prefetcher_is_killed(
     assert "the prefetcher has exited" in fallback.reason
 
 
-def _descriptors(pid: int | str = "self") -> int:
-    return len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
 
 def _regions(pid: int | str = "[0-9]*") -> dict[int, set[str]]:
