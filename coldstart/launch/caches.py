@@ -68,11 +68,6 @@ def copy_section(section: Path, root: Path) -> Path:
     return root
 
 
-def remove_partial_copies(directory: Path) -> None:
-    """Remove the partial copies that killed starts left in `directory`. Raises OSError if a copy cannot be removed."""
-    scratch.remove_dead_below(directory, "?" * 64 + ".")
-
-
 def _relocate_groups(triton: Path, final: Path) -> None:
     """Rewrite the absolute paths in Triton's group files, which refer to the files of each kernel."""
     for group in triton.glob("*/__grp__*"):

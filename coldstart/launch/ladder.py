@@ -91,7 +91,11 @@ def _attempt(mode: StartMode, one: ServerStart, unused: UnusedModes) -> Server |
     if running.report.get("canary") is not False:
         return Server(mode.name, one.plan, running, unused, began=one.began, early_fetch=early_fetch)
     running.process.wait()
-    return _start_fresh(_without_bundle_state(mode.name, one, unused), unused)
+    reason = (
+        f"a {mode.name} start generated another token than the bundle's canary, so the bundle is not used"
+    )
+    unused.fallbacks += [Fallback("canary", reason)]
+    return _start_fresh(replace(one, plan=prepare.drop_restored_state(one.plan)), unused)
 
 
 def _start_fresh(one: ServerStart, unused: UnusedModes) -> Server:
@@ -136,10 +140,3 @@ def _without_source(one: ServerStart, died: ServerExitedError, unused: UnusedMod
         Fallback("weights", f"{died.message.rstrip('.')}; the model's directory is read instead")
     ]
     return replace(one, request=request, plan=plan)
-
-
-def _without_bundle_state(mode: str, one: ServerStart, unused: UnusedModes) -> ServerStart:
-    """Return the start without the bundle's restored state, after a server in `mode` generated a wrong canary token."""
-    reason = f"a {mode} start generated another token than the bundle's canary, so the bundle is not used"
-    unused.fallbacks += [Fallback("canary", reason)]
-    return replace(one, plan=prepare.drop_restored_state(one.plan))

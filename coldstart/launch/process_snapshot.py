@@ -38,7 +38,6 @@ from coldstart.system.proc import processes, scratch
 from coldstart.system.proc.lifeline import die_with_parent
 from coldstart.system.snapshot import criu, criu_memory, runtime_image
 
-ABOUT = runtime_image.ABOUT
 _PREFIX = "thawed-"
 _OPTIONS = ["--file-locks", "--ext-unix-sk", "--tcp-established", "--link-remap", "-v1"]
 # A private mount gives each restored template its own socket directory at the path of the frozen one.
@@ -84,7 +83,7 @@ def freeze_template(plan: LaunchPlan, out: Path, timeout: float, level: str = "e
         "vllm": vllm,
     }
     about |= {"python": sys.executable, "made": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
-    (out / ABOUT).write_text(json.dumps(about, sort_keys=True))
+    (out / runtime_image.ABOUT).write_text(json.dumps(about, sort_keys=True))
     try:
         criu_memory.move_memory(out, meeting / criu_memory.MEMORY_FILE)
     except criu_memory.UnknownImageError as error:
@@ -126,7 +125,7 @@ def _meeting(images: Path) -> Path:
         LaunchRefusedError: The path is unknown, or is not in a private directory on this machine.
     """
     try:
-        meeting = Path(canonical.read_json(images / ABOUT)["meeting"])
+        meeting = Path(canonical.read_json(images / runtime_image.ABOUT)["meeting"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LaunchRefusedError("the snapshot does not record its socket directory") from error
     if (reason := ownership.ensure_private_directory(meeting.parent)) is not None:
@@ -142,7 +141,7 @@ def require_matching_image(images: Path, plan: LaunchPlan) -> None:
     """
     reason = fingerprint.find_mismatch(images, "snapshot")
     if reason is None:
-        read = canonical.read_json(images / ABOUT)["environment"]
+        read = canonical.read_json(images / runtime_image.ABOUT)["environment"]
         reason = template_environment.find_difference(read, os.environ | plan.env, "snapshot")
     if reason is not None:
         raise LaunchRefusedError(reason)

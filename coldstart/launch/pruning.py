@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from coldstart.artifacts.oci import Descriptor
 from coldstart.artifacts.prune import PruneReport, remove_paths
 from coldstart.artifacts.store import Store
 from coldstart.errors import UsageError
-from coldstart.launch import caches, process_snapshot
+from coldstart.launch import process_snapshot
 from coldstart.models import inspection, tiny
 from coldstart.system import file_state, paths
 from coldstart.system.paths import Cache
@@ -66,21 +66,23 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
         scratch.remove_dead_directories()
         process_snapshot.remove_dead_templates()
         tiny.remove_stale_drafts(cache.models)
-        caches.remove_partial_copies(paths.compiled_dir())
-        # Remove what killed materializations left.
+        # Remove what killed starts left of copies of sections, and killed materializations.
+        scratch.remove_dead_below(paths.compiled_dir(), "?" * 64 + ".")
         scratch.remove_dead_below(cache.unfinished_materializations)
     every = (*pruned.paths, *unpacked, *frozen)
     return replace(pruned, unpacked=unpacked, frozen=frozen, freed_bytes=freed, paths=every)
 
 
 def _find_unpacked(cache: Cache, remaining: Sequence[Bundle]) -> tuple[Path, ...]:
-    """Return the unpacked sections that no bundle in the store contains anymore."""
+    """Return the unpacked sections that no bundle in the store contains anymore and that no process has mapped."""
     live = {blob.digest.removeprefix("sha256:") for bundle in remaining for blob in _list_layers(bundle)}
     roots = [cache.unpacked, paths.compiled_dir()]
     if (paths.state_dir() / "unpacked").is_dir():
         with suppress(UsageError):  # a directory of another user contains nothing from this store
             roots.append(paths.frozen_dir() / "unpacked")
-    return find_unreferenced(roots, live)
+    dead = [path for root in roots for path, digest in _list_named_entries(root) if digest not in live]
+    mapped = _list_mapped_files() if dead else set()
+    return tuple(path for path in dead if not _is_mapped(path, mapped))
 
 
 def _list_layers(bundle: Bundle) -> tuple[Descriptor, ...]:
@@ -88,13 +90,6 @@ def _list_layers(bundle: Bundle) -> tuple[Descriptor, ...]:
         return bundle.image_manifest.layers
     except BundleError:
         return ()  # an unreadable bundle was never unpacked
-
-
-def find_unreferenced(roots: Iterable[Path], live: Collection[str]) -> tuple[Path, ...]:
-    """Return the entries of `roots` whose hexadecimal digest is not in `live` and that no process has mapped."""
-    dead = [path for root in roots for path, digest in _list_named_entries(root) if digest not in live]
-    mapped = _list_mapped_files() if dead else set()
-    return tuple(path for path in dead if not _is_mapped(path, mapped))
 
 
 def _list_named_entries(root: Path) -> Iterator[tuple[Path, str]]:

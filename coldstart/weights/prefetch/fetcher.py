@@ -144,7 +144,7 @@ class Fetcher:
             PrefetchRefusedError: The plan lacks a tensor, or all leases would need more than the memory budget.
         """
         wanted = self.layout.select_checks(names)
-        new = self.board.list_unrequested(wanted)
+        new = self.board.list_checks(CheckState.UNWANTED, wanted)
         needed = self.board.wanted_bytes + self.layout.count_bytes(new)
         if self.region is not None and new and needed > self.budget:
             raise PrefetchRefusedError(
@@ -308,13 +308,15 @@ class Fetcher:
                     [error.number], f"{error}, after {MAX_WRONG} fetches from {redact_address(self.address)}"
                 )
         elif isinstance(error, NoMemoryError):
-            self._fail(self.board.list_idle(), str(error))
+            self._fail(self.board.list_checks(CheckState.IDLE), str(error))
         else:
             numbers: Iterable[int] = job.run
             if isinstance(error, SourceUnavailableError):
-                numbers = self.board.list_idle()
+                numbers = self.board.list_checks(CheckState.IDLE)
             elif isinstance(error, SourceUnusableError | OSError):
-                numbers = self.board.list_idle(self.layout.checks[job.run.start].file.range_numbers)
+                numbers = self.board.list_checks(
+                    CheckState.IDLE, self.layout.checks[job.run.start].file.range_numbers
+                )
             self._fail(numbers, f"{redact_address(self.address)}: {error}")
 
     def _fail(self, numbers: Iterable[int], reason: str) -> None:

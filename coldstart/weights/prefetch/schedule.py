@@ -48,10 +48,6 @@ class FetchSchedule:
                 self.states[number] = CheckState.IDLE
                 self.reasons.pop(number, None)
 
-    def list_unrequested(self, numbers: Iterable[int]) -> list[int]:
-        """Return those of the check numbers `numbers` that no lease has requested so far."""
-        return [number for number in numbers if self.states[number] == CheckState.UNWANTED]
-
     def set_state(self, numbers: Iterable[int], state: CheckState, reason: str = "") -> None:
         """Set the state of the checks `numbers`. `reason` is stored if `state` is FAILED."""
         for number in numbers:
@@ -61,15 +57,8 @@ class FetchSchedule:
             if state == CheckState.FAILED:
                 self.reasons[number] = reason
 
-    def list_ready(self, numbers: Iterable[int] | None = None) -> list[int]:
-        """Return those of the check numbers `numbers` (None: of all checks) whose bytes are verified and readable."""
-        return self._list(numbers, CheckState.READY)
-
-    def list_idle(self, numbers: Iterable[int] | None = None) -> list[int]:
-        """Return those of the check numbers `numbers` (None: of all checks) that are waiting to be fetched."""
-        return self._list(numbers, CheckState.IDLE)
-
-    def _list(self, numbers: Iterable[int] | None, state: CheckState) -> list[int]:
+    def list_checks(self, state: CheckState, numbers: Iterable[int] | None = None) -> list[int]:
+        """Return those of the check numbers `numbers` (None: of all checks) that are in `state`."""
         chosen = range(len(self.states)) if numbers is None else numbers
         return [number for number in chosen if self.states[number] == state]
 

@@ -41,7 +41,7 @@ from coldstart.system.proc import processes
 from coldstart.weights.prefetch import PrefetchRefusedError
 from coldstart.weights.prefetch.fetcher import Fetcher
 from coldstart.weights.prefetch.rate_limits import FetchRateLimiter
-from coldstart.weights.prefetch.schedule import FetchSchedule, Lease, join
+from coldstart.weights.prefetch.schedule import CheckState, FetchSchedule, Lease, join
 from coldstart.weights.prefetch.sources import compute_weights_key, normalize_address
 
 _LOCK_TIMEOUT_S = 10.0
@@ -191,7 +191,7 @@ class _Client:
             self.lease = fetcher.create_lease(
                 wanted, limiter, request.environment, background=background, early=request.early
             )
-            self.known, ready = len(fetcher.board.settled), join(fetcher.board.list_ready())
+            self.known, ready = len(fetcher.board.settled), join(fetcher.board.list_checks(CheckState.READY))
         if request.early:
             self._hold_early_lease(fetcher, self.lease, began, request.events)
             return
@@ -207,7 +207,7 @@ class _Client:
         with self.service.changed:
             self._wait_while(lambda: self.known == len(board.settled))
             news, self.known = sorted(set(board.settled[self.known :])), len(board.settled)
-            ready = join(board.list_ready(news))
+            ready = join(board.list_checks(CheckState.READY, news))
             failed = [(number, board.reasons[number]) for number in news if number in board.reasons]
         self.channel.send({"ready": ready, "failed": failed})
 

@@ -72,7 +72,7 @@ def images(scratch: Path, *, kernel: str | None = None, files: str | None = None
     } | about
     machine = fingerprint.read_machine_properties() | ({"kernel": kernel} if kernel else {})
     states = fingerprint.read_states([__file__]) if files is None else files
-    tree = {"pages-1.img": b"x" * 99, process_snapshot.ABOUT: json.dumps(made).encode()}
+    tree = {"pages-1.img": b"x" * 99, runtime_image.ABOUT: json.dumps(made).encode()}
     tree[fingerprint.ABOUT] = json.dumps({"machine": machine, "files": states}).encode()
     return write_tree(scratch / "images", tree)
 
@@ -133,7 +133,7 @@ class TestThaw:
         self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path], odd: bytes | None
     ) -> None:
         calls = fake_criu(0)
-        tree = {"pages-1.img": b"x"} | ({process_snapshot.ABOUT: odd} if odd is not None else {})
+        tree = {"pages-1.img": b"x"} | ({runtime_image.ABOUT: odd} if odd is not None else {})
         bundle = keep(store, write_tree(tmp_path / "images", tree))
         with pytest.raises(LaunchRefusedError):
             thaw(bundle)
@@ -175,7 +175,7 @@ def test_freeze_records_the_dependencies(out: Path, home: Path, fake_criu: Calla
     fake_criu(0)
     unshared = process_snapshot.freeze_template(LaunchPlan([]), out, 20)
     assert unshared is not None and "reads all of its memory from the image" in unshared  # fake images
-    made = json.loads((out / process_snapshot.ABOUT).read_text())
+    made = json.loads((out / runtime_image.ABOUT).read_text())
     assert made["criu"] == "9.8.7" and made["meeting"] == str(home)
     listed = (out / fingerprint.ABOUT).read_text()
     assert "python" in listed and "coldstart/launch/process_snapshot.py" in listed

@@ -70,7 +70,9 @@ def _want(board: FetchSchedule, names: list[str] | None, *, background: bool = F
 
 
 def _has(board: FetchSchedule, offset: int, size: int) -> bool:
-    return set(board.layout.find_covering_checks("f", offset, size)) <= set(board.list_ready())
+    return set(board.layout.find_covering_checks("f", offset, size)) <= set(
+        board.list_checks(CheckState.READY)
+    )
 
 
 def test_wants_are_met_exactly_and_everything_is_checked() -> None:
