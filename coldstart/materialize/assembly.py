@@ -258,12 +258,9 @@ class Assembly:
                     raise
                 unused = getattr(error, "unused", ())
                 section = next((name for name in present if name in unused), present[0])
-                self._drop_section(section, f"{PROOF_FAILED}: {error.message}")
-
-    def _drop_section(self, section: str, reason: str) -> None:
-        self.not_made[section] = reason
-        shutil.rmtree(self.out / section, ignore_errors=True)
-        self._remove_copies()
+                self.not_made[section] = f"{PROOF_FAILED}: {error.message}"
+                shutil.rmtree(self.out / section, ignore_errors=True)
+                self._remove_copies()
 
     def _remove_copies(self) -> None:
         for name in ("moved-graphs", "moved", "proof-caches", "proof-vllm"):

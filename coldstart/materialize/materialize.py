@@ -34,32 +34,8 @@ def create_workspace(root: Path) -> AbstractContextManager[Path]:
     return create_owned_directory(root, patience_s=_PATIENCE_S)
 
 
-def materialize(requested: BundleLookup, options: Options, phase: Phase) -> Bundle:
-    """Build and publish the bundle, or return the existing one. `phase` is entered around each stage to show progress.
-
-    Raises:
-        CommandFailedError: The engine or the test start failed, or this machine cannot create a snapshot (checked first).
-        UsageError: The weight files of a local model are incomplete or do not match their index (checked first).
-        NoSpaceError, ReadOnlyStoreError: The store cannot be written.
-    """
-    if options.snapshot and (why := SNAPSHOT.find_unusable_reason()):
-        raise CommandFailedError(f"cannot create a snapshot: {why.reason}", hint=why.hint)
-    if options.snapshot and runtime.targets_cpu() and (limit := criu.find_limit()) is not None:
-        raise CommandFailedError(f"cannot create a snapshot: {limit[0]}", hint="run `coldstart doctor`")
-    if requested.model.repo_id is None:  # a bundle of the same key may have been built from other files
-        resolution.check_weights(requested.model)
-    with requested.store.lock_key(requested.key):
-        # Look up again: another process may have published it while this one waited for the lock.
-        lookup = requested.refresh()
-        bundle = lookup.bundle
-        if bundle is None or options.force:
-            bundle = _make(lookup, options, phase)
-        if options.snapshot and not has_snapshot(lookup, bundle):
-            add_snapshot(replace(lookup, bundle=bundle), bundle, phase)
-    return bundle
-
-
-def _make(lookup: BundleLookup, options: Options, phase: Phase) -> Bundle:
+def assemble_bundle(lookup: BundleLookup, options: Options, phase: Phase) -> Bundle:
+    """Build the sections of a bundle, verify them with a test start, and publish them."""
     # These modules import numpy and cryptography, which no other use of this module needs.
     from coldstart.artifacts import sign
     from coldstart.materialize.assembly import Assembly
@@ -134,10 +110,30 @@ class MaterializationPlan:
         return self.lookup.bundle
 
     def run(self, on_progress: Phase | None = None) -> Bundle:
-        """Build and publish the bundle, or return the existing one. Raises the same errors as `materialize`.
+        """Build and publish the bundle, or return the existing one.
 
         Args:
             on_progress: Takes the name of a stage and returns a context manager, which is entered while that stage runs. None
                 reports no progress.
+
+        Raises:
+            CommandFailedError: The engine or the test start failed, or this machine cannot create a snapshot (checked first).
+            UsageError: The weight files of a local model are incomplete or do not match their index (checked first).
+            NoSpaceError, ReadOnlyStoreError: The store cannot be written.
         """
-        return materialize(self.lookup, self.options, on_progress or no_progress)
+        options, phase = self.options, on_progress or no_progress
+        if options.snapshot and (why := SNAPSHOT.find_unusable_reason()):
+            raise CommandFailedError(f"cannot create a snapshot: {why.reason}", hint=why.hint)
+        if options.snapshot and runtime.targets_cpu() and (limit := criu.find_limit()) is not None:
+            raise CommandFailedError(f"cannot create a snapshot: {limit[0]}", hint="run `coldstart doctor`")
+        if self.lookup.model.repo_id is None:  # a bundle of the same key may have been built from other files
+            resolution.check_weights(self.lookup.model)
+        with self.lookup.store.lock_key(self.key):
+            # Look up again: another process may have published it while this one waited for the lock.
+            lookup = self.lookup.refresh()
+            bundle = lookup.bundle
+            if bundle is None or options.force:
+                bundle = assemble_bundle(lookup, options, phase)
+            if options.snapshot and not has_snapshot(lookup, bundle):
+                add_snapshot(replace(lookup, bundle=bundle), bundle, phase)
+        return bundle

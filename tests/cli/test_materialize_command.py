@@ -44,7 +44,9 @@ def test_materialize_reports_whether_the_bundle_existed(
     store = Store(Cache.at().bundles)
     early = publish(store, home / "scratch") if there else None
     monkeypatch.setattr(
-        materialize, "materialize", lambda asked, options, phase: early or publish(store, home / "scratch")
+        materialize,
+        "assemble_bundle",
+        lambda asked, options, phase: early or publish(store, home / "scratch"),
     )
     assert main("materialize", "tiny-llama", "--format", "json") == 0
     printed = capsys.readouterr()
@@ -62,7 +64,7 @@ def test_materialize_reports_missing_sections(
         stages = {inspection.NOT_MADE: {"compile": "PicklingError"}}
         return publish_sections(Store(Cache.at().bundles), stages=stages)
 
-    monkeypatch.setattr(materialize, "materialize", make)
+    monkeypatch.setattr(materialize, "assemble_bundle", make)
     main("materialize", str(model), "--profile-seconds", "30")
     said = capsys.readouterr().err
     assert asked[0].profile_s == 30

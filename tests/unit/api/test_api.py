@@ -89,7 +89,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[Options]:
             signer = sign.load_host_key(paths.state_dir())
             return publish_sections(lookup.store, lookup.key, signer=signer, kv={"bytes": len(asked)})
 
-    monkeypatch.setattr(materialize, "materialize", build)
+    monkeypatch.setattr(materialize, "assemble_bundle", build)
     return asked
 
 
