@@ -52,11 +52,10 @@ def unpack_section(
     """
     digest = bundle.find_readable_section(section).digest.removeprefix("sha256:")
     place = paths.choose_writable(root, "unpacked") / digest
-    if is_dry_run():
-        if _explain_not_reusable(place) is not None:
-            bundle.require_trust(section, trust)
-        return place
     if _explain_not_reusable(place) is None:
+        return place
+    if is_dry_run():
+        bundle.require_trust(section, trust)
         return place
     lock = file_state.locate_record(_KIND, place).with_name(".lock")
     files.create_private_directory(lock.parent)
