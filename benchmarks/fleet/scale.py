@@ -33,8 +33,7 @@ from coldstart.lab.records import SimulatedRequest
 
 GB, HOUR_S, DAY_S = 10**9, 3600.0, 86_400.0
 SERVERS, MODELS, RATE, SKEW, IDLE_S, LOST_S = 1_000, 10_000, 4.0, 2.0, 900.0, 600.0
-COSTS = Costs(2.0, 1.0, 1.0, 0.2, 0.001, 1.5, 0.04)
-LIMIT_S = 0.005
+COSTS, LIMIT_S = Costs(2.0, 1.0, 1.0, 0.2, 0.001, 1.5, 0.04), 0.005
 
 CPU_S, COLLECTIONS_S, STATE_BYTES = list[float](), list[float](), list[int]()
 """CPU time of each decision and of each of Python's collections, and the size of the core in each hour."""
