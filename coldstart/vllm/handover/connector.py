@@ -233,7 +233,11 @@ class BlockTransfers:
             held = self._held.get(query.pin)
         wanted = held.blocks[query.skip :][: query.count] if held and query.skip >= 0 else ()
         for name in set(self._blocks.layers) & set(query.layers):
-            data = self._blocks.read(name, wanted)
+            try:
+                data = self._blocks.read(name, wanted)
+            except RuntimeError as error:  # for example, the device has no memory for a copy
+                log.warning("cannot send the KV of a request, which its new server computes again: %s", error)
+                return
             with self._announced:
                 if query.pin not in self._held:  # the blocks may already belong to another request
                     return
@@ -356,7 +360,7 @@ class KvHandoverConnector(KVConnectorBase_V1, SupportsHMA):
             named = {f"{name} {self._describe_format(name)}": cache for name, cache in kv_caches.items()}
             self._worker = BlockTransfers(self._host, KvBlocks(named, self._count))
         except (KeyError, ValueError, RuntimeError, OSError) as error:
-            log.warning("cannot move the KV of requests: %s", error)
+            log.warning("cannot move the KV of requests: %s: %s", type(error).__name__, error)
 
     def _describe_format(self, layer: str) -> str:
         """Return what determines the meaning of a layer's bytes: the attention backend and, on a CPU, its instruction set."""

@@ -350,7 +350,7 @@ SECRET = "ab" * 32
 
 
 @pytest.mark.vllm
-def test_a_transfer_ends_with_the_lease_of_its_pin() -> None:
+def test_a_transfer_ends_with_the_lease_of_its_pin(monkeypatch: pytest.MonkeyPatch) -> None:
     """A target that is slow, or behind a cut link, must not get the blocks of another request."""
     import torch
 
@@ -365,6 +365,9 @@ def test_a_transfer_ends_with_the_lease_of_its_pin() -> None:
         query = BlockQuery("pin", 0, 2, blocks.layers)
         expected = bytes(range(16, 24)) + bytes(range(8, 16))
         assert dict(copies._read(query)) == dict.fromkeys(query.layers, expected)
+        with monkeypatch.context() as patch:
+            patch.setattr(blocks, "read", Mock(side_effect=RuntimeError("out of memory")))
+            assert list(copies._read(query)) == []
         layers = copies._read(query)
         assert next(layers)[1] == expected
         copies.apply_metadata(HandoverMetadata(ended_pins={"pin"}))
