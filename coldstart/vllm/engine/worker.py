@@ -94,6 +94,7 @@ class ColdWorker(CPUWorker):
         ladder.before_fetched = self._restore_compiled
         with timeline.measure("load weights", track="engine"):
             self._load(kwargs)
+        ladder.before_fetched = None
         self._restore_compiled(self.model_runner.model)
 
     def _restore_compiled(self, model: Any) -> None:

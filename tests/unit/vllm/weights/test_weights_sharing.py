@@ -134,7 +134,7 @@ def test_worker_loads_weights_that_no_rank_shares(socket: Path, monkeypatch: pyt
     monkeypatch.setattr(worker.entry, "register", lambda: None)
     made = worker.ColdWorker.__new__(worker.ColdWorker)
     made.plan, made.used_sections, made.fallbacks = LaunchPlan([]), {}, []
-    made.model_runner, made.parallel_config = SimpleNamespace(), SimpleNamespace(world_size=1)
+    made.model_runner, made.parallel_config = SimpleNamespace(model=None), SimpleNamespace(world_size=1)
     made.load_model()
     assert loads == ["loaded"] and [one.stage for one in made.fallbacks] == ["sharing"]
 
