@@ -224,7 +224,7 @@ def judge_scale(result: Row) -> str:
         f"- CPU time of a decision: {cpu['p50']:.2f} ms (median), {cpu['p99']:.1f} ms (99 %), {cpu['p99.9']:.1f} ms (99.9 %), "
         f"{cpu['max']:.1f} ms (longest); target {result['limit_ms']:.0f} ms: {judge(cpu['max'] <= result['limit_ms'])} "
         f"({cpu['above_limit']} of {result['decisions']:,} above).\n"
-        f"- Python's collections, which visit the simulator's records too: {result['collections_ms']['max']:.0f} ms "
+        f"- Python's collections, which visit what one hour created: {result['collections_ms']['max']:.0f} ms "
         "at most.\n"
         f"- State of the fleet: {state['first'] / 1e6:.1f} MB at first, {state['most'] / 1e6:.1f} MB at most, "
         f"{state['last'] / 1e6:.1f} MB at the end."

@@ -4,7 +4,7 @@ Each server has four devices of 24 GB behind a link whose speed was measured (2 
 weights and 18 GB in all, an SLO of 7.5 s, and stops after 15 minutes. Requests arrive four times a second on average, half as
 often at night and half again as often at noon; the popularity of the models is log-normal. Every hour a server is lost, and
 joins again ten minutes later. Times are CPU seconds of the thread, so that other programs do not count. Python's collections
-count apart; records of the simulator are left out of them. The state is measured as the bytes of its pickled form.
+count apart, and visit only what was created in the same hour. The state is measured as the bytes of its pickled form.
 
 Run: python -m benchmarks fleet/scale [HOURS]
 Time: about five minutes for 24 hours

@@ -39,8 +39,8 @@ class NetworkLink:
             each = self.rate / len(active)
             least = min(active.values())
             end = self.now + least / each
-            # A rest that takes less than the clock's resolution ends now, or a timer for its end would be due forever.
-            if self.now >= now < end:
+            # Bytes that take less than the clock's resolution are transferred now. A timer for their end would be due forever.
+            if self.now >= now and end > now:
                 break
             # Subtract the exact remainder of a fetch that ends now, so that rounding of the clock cannot
             # delay its end.
