@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 
@@ -350,7 +350,7 @@ SECRET = "ab" * 32
 
 
 @pytest.mark.vllm
-def test_a_transfer_ends_with_the_lease_of_its_pin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transfer_ends_with_the_lease_of_its_pin() -> None:
     """A target that is slow, or behind a cut link, must not get the blocks of another request."""
     import torch
 
@@ -361,12 +361,13 @@ def test_a_transfer_ends_with_the_lease_of_its_pin(monkeypatch: pytest.MonkeyPat
     caches = {name: torch.arange(4 * 8, dtype=torch.uint8).view(4, 8) for name in ("layers.0", "layers.1")}
     copies = BlockTransfers("127.0.0.1", blocks := KvBlocks(caches, 4))
     try:
-        copies.apply_metadata(HandoverMetadata(pinned={"pin": HeldBlocks(SECRET, (2, 1))}))
+        with patch.object(blocks, "mark_iteration") as marked:  # a GPU must have written the blocks first
+            copies.apply_metadata(HandoverMetadata(pinned={"pin": HeldBlocks(SECRET, (2, 1))}))
+        marked.assert_called_once()
         query = BlockQuery("pin", 0, 2, blocks.layers)
         expected = bytes(range(16, 24)) + bytes(range(8, 16))
         assert dict(copies._read(query)) == dict.fromkeys(query.layers, expected)
-        with monkeypatch.context() as patch:
-            patch.setattr(blocks, "read", Mock(side_effect=RuntimeError("out of memory")))
+        with patch.object(blocks, "read", side_effect=RuntimeError("out of memory")):
             assert list(copies._read(query)) == []
         layers = copies._read(query)
         assert next(layers)[1] == expected
@@ -408,7 +409,6 @@ def test_kv_blocks_move_between_memory_layouts(
         monkeypatch.setattr("coldstart.vllm.handover.blocks.COPY_BYTES", 1)  # one block at a time
     assert ours.read(layer, (3, 1)) == expected and not ours.read(layer, ())
     theirs.write(layer, (0, 2), bytearray(expected))
-    calls = [call[0] for call in stream.method_calls]
-    assert calls == (["wait_event"] * 3 + ["synchronize"] if on_gpu else [])
+    assert [call[0] for call in stream.method_calls] == on_gpu * (["wait_event"] * 3 + ["synchronize"])
     moved, kept = target.view(4, 2, *shape[1:])[[0, 2]], target.view(4, -1)[[1, 3]]
     assert torch.equal(moved, source.reshape(4, 2, *shape[1:])[[3, 1]]) and not kept.any()
