@@ -115,10 +115,14 @@ class FakeServer:
         key = self.env.get("VLLM_API_KEY")
         if key is not None and request.headers.get("Authorization") != f"Bearer {key}":
             return web.json_response({"error": "Unauthorized"}, status=401)
-        if request.path in ("/sleep", "/wake_up"):
+        if request.path in ("/sleep", "/wake_up", "/collective_rpc"):
             # vLLM has these routes only in its development mode.
             has_routes = self.env.get("VLLM_SERVER_DEV_MODE") == "1" and not self.listen
-            return web.Response(status=200 if self.servers.sleeps and has_routes else 404)
+            method = (await request.json())["method"] if request.path == "/collective_rpc" else ""
+            self.paths[-1] += f" {method}" if method else ""
+            return web.json_response(
+                {"results": [None]}, status=200 if self.servers.sleeps and has_routes else 404
+            )
         try:
             body = json.loads(await request.read())
         except RecursionError:

@@ -2,6 +2,7 @@
 
     python -P tests/support/sleeping_engine.py SOCKET LEVEL PLAN_FD READY_FD
 
+With the level `server` it is a server of a host instead, whose engine is awake and sleeps when the host asks for it.
 Its worker unmaps every weight when it sleeps, as on a device. At level 1 a copy restores them, at level 2 they are loaded
 again. Its calls are written beside the socket, and when the application is built. For the double of the driver, if one is
 used, the worker's process uses a device. The engine, the scheduler's pause and the reload of weights are vLLM's.
@@ -9,12 +10,18 @@ used, the worker's process uses a device. The engine, the scheduler's pause and 
 
 import os
 import sys
+from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from vllm.platforms.cpu import CpuPlatform
 
-from coldstart.vllm.engine import template, worker
+from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
+from coldstart.vllm import sleep as backend
+from coldstart.vllm.engine import server, template, worker
 from coldstart.vllm.engine.application import EarlyApplication
+from coldstart.vllm.engine.readiness import Readiness
 
 SLEEP, WAKE_UP, BUILD = worker.ColdWorker.sleep, worker.ColdWorker.wake_up, EarlyApplication.start_building
 ASKED = Path(sys.argv[1]).with_name("asked")
@@ -47,10 +54,30 @@ def start_building(self: EarlyApplication, *arguments: object) -> None:
     BUILD(self, *arguments)
 
 
+def serve(plan: str, ready: str) -> int:
+    """Run a server as a host starts it, with vLLM's routes for development and with the backend of a template."""
+    os.environ["VLLM_SERVER_DEV_MODE"], os.environ[READY_FD_ENV] = "1", ready
+    parse, check = server.parse_args, Readiness.check_canary
+
+    def parse_args(words: Sequence[str]) -> tuple[Namespace, Any]:
+        args, fallbacks = parse(words)
+        assert backend.choose_backend(args) is None
+        return args, fallbacks
+
+    async def check_canary(self: Readiness) -> bool:
+        assert await backend.manage_worker_weights(self.engine, "tiny") is None
+        return await check(self)
+
+    server.parse_args, Readiness.check_canary = parse_args, check_canary
+    return server.run(LaunchPlan.parse(Path(f"/proc/self/fd/{plan}").read_text()))
+
+
 if __name__ == "__main__":
     CpuPlatform.is_sleep_mode_available = lambda self: True
     worker.ColdWorker.sleep, worker.ColdWorker.wake_up = sleep, wake_up
     EarlyApplication.start_building = start_building
     worker.ColdWorker.checkpoint_prepare = lambda self: _note("prepare")
     worker.ColdWorker.checkpoint_restore = lambda self: _note("restore")
+    if sys.argv[2] == "server":
+        sys.exit(serve(*sys.argv[3:]))
     template.main(sys.argv[1:])

@@ -1,8 +1,8 @@
 """Life cycle of a host's model servers: start, sleep, wake-up and exit.
 
-The tiers `asleep-N` are vLLM's sleep levels (`/sleep?level=N`, `/wake_up`), which vLLM offers with `--enable-sleep-mode`
-on platforms that support it, and only in its development mode. That mode also opens routes that call worker methods,
-replace weights and show the configuration.
+The tiers `asleep-N` are vLLM's sleep levels, which vLLM offers with `--enable-sleep-mode` on platforms that support it. Its
+routes for them exist only in its development mode, which also opens routes that call worker methods, replace weights and
+show the configuration. At level 2 the wake-up needs these, too (see `vllm.engine.sleeping`).
 
 Invariant: only a model with a sleeping tier is started in development mode. Its server listens on a Unix socket in this
 host's private directory, and the gateway forwards none of these routes.
@@ -14,11 +14,12 @@ ModelFailed, and ChangeTier in TierChanged or ModelFailed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
 from coldstart.contract.environment import VLLM_SERVER_DEV_MODE
+from coldstart.contract.plan import SLEEP_LEVELS
 from coldstart.host import events
 from coldstart.host.core import Core
 from coldstart.host.events import Event, Failure
@@ -40,12 +41,12 @@ from coldstart.host.live.templates import RuntimeTemplate
 from coldstart.host.live.upstream import Replica, Upstream
 from coldstart.host.model_state import ModelState
 from coldstart.host.specification import STOPPED
+from coldstart.vllm.engine.sleeping import RemoteEngine, wake_engine
 
 STOPPING = "the host is stopping"
 MEASURE_FIRST_S, MEASURE_EVERY_S = 1.0, 30.0
 # A longer wait for a template, in seconds, is shown as a phase of the start. The wait for a ready template is shorter.
 WAIT_S = 0.001
-_SLEEP = "asleep-"
 
 
 class LocalReplica(Replica):
@@ -58,26 +59,51 @@ class LocalReplica(Replica):
         self.is_ending = False
         self.reason = ""
         self.failure: Failure | None = None
+        self.engine, self.sleep_level = RemoteEngine(self._post), 0
 
     @property
     def is_serving(self) -> bool:
         """Return whether the server is ready and is not shutting down."""
         return bool(self.start_s) and not self.is_ending
 
-    async def post(self, path: str, timeout_s: float) -> bool:
-        """Send a POST request to the server. Return whether it succeeds within `timeout_s` seconds."""
-        try:
-            async with asyncio.timeout(timeout_s), await self.upstream.request("POST", path) as answer:
-                await answer.read()
-                return answer.status == 200
-        except OSError:  # includes TimeoutError
-            return False
+    async def _post(self, path: str, body: bytes) -> bytes:
+        async with await self.upstream.request("POST", path, body=body) as answer:
+            content = await answer.read()
+        if answer.status != 200:
+            raise ConnectionError(f"POST {path} returned HTTP status {answer.status}: {content[:200]!r}")
+        return content
+
+    async def sleep(self, tier: str, timeout_s: float) -> str | None:
+        """Put the server into the residency tier `tier` within `timeout_s` seconds. Return why this failed, else None."""
+        level = SLEEP_LEVELS.get(tier, 0)
+        if not level or self.sleep_level:
+            return f"the server cannot move from sleep level {self.sleep_level} to tier {tier}"
+        self.sleep_level = level
+        return await _find_failure(self.engine.sleep(level), timeout_s)
+
+    async def wake(self, timeout_s: float) -> str | None:
+        """Wake the server within `timeout_s` seconds. Return why this failed, else None."""
+        failed = await _find_failure(wake_engine(self.engine, self.sleep_level), timeout_s)
+        self.sleep_level = 0
+        return failed
 
     async def stop(self, reason: str = "") -> None:
         """Stop the server, by force if it does not exit in time. Waiting requests fail with `reason`."""
         self.is_ending = True
         self.reason = self.reason or reason
         await stop_by_force(self.server)
+
+
+async def _find_failure(work: Awaitable[None], timeout_s: float) -> str | None:
+    """Return why `work` failed or did not end within `timeout_s` seconds, or None if it succeeded."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await work
+    except TimeoutError:
+        return f"the server did not respond within {timeout_s:g} s"
+    except (OSError, ValueError, LookupError) as error:  # includes a response of another form
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
 class ServerLifecycle:
@@ -166,7 +192,7 @@ class ServerLifecycle:
         """Return the environment variables that open vLLM's sleep and wake-up routes if the model has a sleeping tier."""
         can_sleep = launch.args.contains_flag("enable_sleep_mode")
         tiers = self.core.models[launch.name].spec.tiers if can_sleep else ()
-        return {str(VLLM_SERVER_DEV_MODE): "1"} if any(tier.name.startswith(_SLEEP) for tier in tiers) else {}
+        return {str(VLLM_SERVER_DEV_MODE): "1"} if any(tier.name in SLEEP_LEVELS for tier in tiers) else {}
 
     async def _await_ready(self, replica: LocalReplica, waited_s: float) -> bool:
         """Wait for the server, and return whether it became ready. `waited_s` is how long the start waited for a template."""
@@ -215,10 +241,9 @@ class ServerLifecycle:
         if (replica := self.replicas.get(model)) is None:
             self.emit(events.TierChanged(model))
             return
-        if tier == STOPPED or not await replica.post(
-            f"/sleep?level={tier.removeprefix(_SLEEP)}", self._ready_timeout_s
-        ):
-            self.log.write("stop", model=replica.name, tier=tier, reason=reason)
+        failed = None if tier == STOPPED else await replica.sleep(tier, self._ready_timeout_s)
+        if tier == STOPPED or failed is not None:
+            self.log.write("stop", model=replica.name, tier=tier, reason=reason, error=failed)
             await replica.stop()
             return
         self.log.write("sleep", model=replica.name, tier=tier, reason=reason)
@@ -228,12 +253,12 @@ class ServerLifecycle:
 
     async def _wake(self, replica: LocalReplica, tier: str) -> None:
         began = self.clock()
-        if await replica.post("/wake_up", self._ready_timeout_s):
+        if (failed := await replica.wake(self._ready_timeout_s)) is None:
             replica.start_s = self.clock() - began
             # The phases and fallbacks in the ready file belong to the start, not to this wake-up.
             self._report_ready(replica, replace(replica.ready, document={}), tier)
             return
-        replica.start_s, replica.reason = 0.0, "the server did not wake up"
+        replica.start_s, replica.reason = 0.0, f"the server did not wake up: {failed}"
         self._record_failed_start(replica.name, replica.reason, self.clock() - began)
         await replica.stop()
 

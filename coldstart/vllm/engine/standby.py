@@ -24,7 +24,7 @@ from typing import Any
 
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import PARKED, READY_FD_ENV, SLEEP_LEVELS, LaunchPlan
-from coldstart.system import fingerprint, start_progress, timeline
+from coldstart.system import fingerprint, start_progress
 from coldstart.system.ipc import json_lines
 from coldstart.system.ipc.json_lines import Channel
 from coldstart.system.ipc.peers import Listener, PeerError
@@ -33,8 +33,8 @@ from coldstart.vllm import compat, sleep
 from coldstart.vllm.engine import components, server
 from coldstart.vllm.engine.adoption import describe_engine
 from coldstart.vllm.engine.application import EarlyApplication
-from coldstart.vllm.engine.parked import ParkedEngine
 from coldstart.vllm.engine.readiness import Readiness, report_unfit
+from coldstart.vllm.engine.sleeping import ParkedEngine, wake_engine
 
 SERVING = "serving"
 """Name of a file in the socket's directory that exists while a server runs."""
@@ -45,18 +45,6 @@ def describe_difference(sleeping: dict[str, str], requested: dict[str, str]) -> 
     """Return a message that names the engine arguments in which the two engines differ, or None if they are equal."""
     names = [name for name, value in sleeping.items() if requested[name] != value]
     return f"the sleeping engine was started with different values of {', '.join(names)}" if names else None
-
-
-async def wake_engine(engine: Any, level: int) -> None:
-    """Wake all memory of the engine. At level 2, reload the weights before allocating the KV cache."""
-    with timeline.measure("wake the engine", track="server"):
-        await engine.wake_up(**({} if level == 1 else {"tags": ["weights"]}))
-    if level == 1:
-        return
-    with timeline.measure("load weights", track="server"):
-        await engine.collective_rpc("reload_weights")
-    with timeline.measure("allocate the KV cache", track="server"):
-        await engine.wake_up(tags=["kv_cache"])
 
 
 class StandbyEngine:

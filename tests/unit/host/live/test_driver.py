@@ -151,25 +151,35 @@ async def test_stream_continues_at_the_next_server_when_enabled(tmp_path: Path, 
 
 
 SLEEP = ["--enable-sleep-mode"]
-SLEEPY = [{"name": "asleep-1", "memory": 2, "penalty_s": 0.1, "host_memory": 8}]
 
 
-@pytest.mark.parametrize("sleeps", [True, False])
-async def test_evicted_model_sleeps_when_its_server_can_else_stops(tmp_path: Path, sleeps: bool) -> None:
+@pytest.mark.parametrize(
+    ("tier", "wakes"),
+    [
+        ("asleep-1", ["/wake_up"]),
+        # vLLM discards the weights at level 2, and no wake-up loads them.
+        ("asleep-2", ["/wake_up?tags=weights", "/collective_rpc reload_weights", "/wake_up?tags=kv_cache"]),
+        ("asleep-1", None),
+    ],
+)
+async def test_evicted_model_sleeps_when_its_server_can_else_stops(
+    tmp_path: Path, tier: str, wakes: list[str] | None
+) -> None:
     # A server without a sleeping tier keeps vLLM's routes for development closed.
-    models = {"a": {**TWO["a"], "tiers": SLEEPY, "args": SLEEP}, "b": {**TWO["b"], "args": SLEEP}}
+    tiers = [{"name": tier, "memory": 2, "penalty_s": 0.1, "host_memory": 8}]
+    models = {"a": {**TWO["a"], "tiers": tiers, "args": SLEEP}, "b": {**TWO["b"], "args": SLEEP}}
     async with staged(tmp_path, models, memory=12, host_memory=8) as stage:
-        stage.servers.sleeps = sleeps
+        stage.servers.sleeps = wakes is not None
         await stage.ask(model="a", prompt=1)
         assert (await stage.ask(model="b", prompt=2))[0] == 200
-        assert stage.model("a")["tier"] == ("asleep-1" if sleeps else "stopped")
+        assert stage.model("a")["tier"] == (tier if wakes else "stopped")
         assert [one.env for one in stage.servers.begun] == [{"VLLM_SERVER_DEV_MODE": "1"}, {}]
         assert (await stage.ask(model="a", prompt=3))[0] == 200
-        assert [one.launch.name for one in stage.servers.begun] == (["a", "b"] if sleeps else ["a", "b", "a"])
-        expected = ["/v1/completions", "/sleep?level=1", "/wake_up", "/v1/completions"]
-        assert stage.servers.begun[0].paths == (expected if sleeps else expected[:2])
+        assert [one.launch.name for one in stage.servers.begun] == (["a", "b"] if wakes else ["a", "b", "a"])
+        slept = ["/v1/completions", f"/sleep?level={tier[-1]}"]
+        assert stage.servers.begun[0].paths == ([*slept, *wakes, "/v1/completions"] if wakes else slept)
         text = stage.driver.metrics.format_text().decode()
         # Waking has no stages: those of the start are counted once.
-        loads = 2 if sleeps else 3
+        loads = 2 if wakes else 3
         assert f'coldstart_start_phase_seconds_count{{mode="fake",phase="read tensors"}} {loads}.0' in text
-        assert 'phase="read tensors"' not in "".join(line for line in text.splitlines() if "asleep-1" in line)
+        assert 'phase="read tensors"' not in "".join(line for line in text.splitlines() if tier in line)

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -19,6 +21,8 @@ from support.processes import has_ended, wait_until
 from tools import tiny_models
 
 from coldstart.contract.plan import LaunchPlan
+from coldstart.host.launches import Launch
+from coldstart.host.live.lifecycle import LocalReplica
 from coldstart.launch import server_process
 from coldstart.system import paths, timeline
 from coldstart.system.devices import parker, parking
@@ -81,27 +85,32 @@ def checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
-@pytest.fixture
-def resident(request: pytest.FixtureRequest, home: Path) -> Iterator[Resident]:
+def _start(place: Path, level: str, *more: str) -> tuple[Resident, int]:
+    """Start the double, and return it with the descriptor on which it reports that it is ready."""
     model = tiny_models.shared("tiny-llama")
-    arguments = ["--model", str(model), "--served-model-name", "tiny", "--max-model-len", "512"]
+    arguments = ["--model", str(model), "--served-model-name", "tiny", "--max-model-len", "512", *more]
     arguments += ["--kv-cache-memory-bytes", str(1 << 27), "--enable-sleep-mode", "--enforce-eager"]
-    place = home / "resident"
     place.mkdir(mode=0o700)
     (place / "plan.json").write_text(json.dumps(LaunchPlan(arguments, key="k").document()))
     reader, writer = os.pipe()
     with (place / "log").open("wb") as log, (place / "plan.json").open() as plan:
         descriptors = (plan.fileno(), writer)
-        argv = [sys.executable, "-P", DOUBLE, place / "socket", request.param, *map(str, descriptors)]
+        argv = [sys.executable, "-P", DOUBLE, place / "socket", level, *map(str, descriptors)]
         process = subprocess.Popen(argv, pass_fds=descriptors, stdout=log, stderr=log, start_new_session=True)
     os.close(writer)
+    return Resident(process, place / "socket", arguments), reader
+
+
+@pytest.fixture
+def resident(request: pytest.FixtureRequest, home: Path) -> Iterator[Resident]:
+    started, reader = _start(home / "resident", request.param)
     try:
-        assert os.read(reader, 1) == b"1", (place / "log").read_text()[-3000:]
-        yield Resident(process, place / "socket", arguments)
+        assert os.read(reader, 1) == b"1", started.socket.with_name("log").read_text()[-3000:]
+        yield started
     finally:
         os.close(reader)
-        process.kill()
-        process.wait()
+        started.process.kill()
+        started.process.wait()
 
 
 def _end(running: server_process.ReadyServer) -> int:
@@ -217,3 +226,23 @@ def test_parked_engine_returns_to_its_device_for_a_server_and_only_sleeps_when_t
     engine.suspend()
     resident.process.kill()
     wait_until(lambda: has_ended(engine.pid))
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(2 * READY_S)
+async def test_server_that_slept_at_level_2_has_its_weights_when_its_host_wakes_it(home: Path) -> None:
+    port = addresses.find_free_port()
+    hosted, reader = _start(home / "hosted", "server", "--port", str(port))
+    process, hosted.port = server_process.ChildServer(hosted.process), port
+    try:
+        server_process.await_readiness(process, reader, timeline.now(), READY_S)
+        server: Any = SimpleNamespace(socket=("127.0.0.1", port))
+        replica = LocalReplica(Launch("tiny", "tiny"), server, 0.0)
+        text = hosted.ask()
+        assert await replica.sleep("asleep-2", READY_S) is None
+        assert await replica.wake(READY_S) is None and hosted.ask() == text
+        assert hosted.worker_calls() == ["sleep 2", *WOKEN["asleep-2"][1:]]
+        replica.upstream.close()
+    finally:
+        process.signal(signal.SIGKILL)
+        process.wait()

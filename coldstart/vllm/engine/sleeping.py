@@ -1,20 +1,59 @@
-"""Park a sleeping engine so that it uses no GPU memory, with vLLM's preparations (see `system.devices.parking`).
+"""Wake a sleeping engine, and park one so that it uses no GPU memory (see `system.devices.parking`).
+
+An engine is vLLM's own client in the same process, or a `RemoteEngine`. The names of vLLM's calls are the same. At level 2
+vLLM discards the weights, and no wake-up loads them again: without `wake_engine` the engine would compute with garbage.
 
 vLLM's `checkpoint_prepare` releases the resources that the ranks share on the GPUs, and `checkpoint_restore` creates them
-again. An engine that cannot be parked stays asleep, and each server that it runs reports the reason.
+again. An engine that cannot be parked stays asleep.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
 from coldstart.contract.graphs import WORKER_REPORT
 from coldstart.system import timeline
 from coldstart.system.devices.parking import Parking, ParkingError
+
+Post = Callable[[str, bytes], Awaitable[bytes]]
+"""Sends a POST request with a path and a body, and returns the body of a successful response. Raises OSError for any other."""
+
+
+class RemoteEngine:
+    """Engine of a server, called through the routes of vLLM's development mode. Its methods raise OSError."""
+
+    def __init__(self, post: Post) -> None:
+        self._post = post
+
+    async def sleep(self, level: int) -> None:
+        await self._post(f"/sleep?level={level}", b"")
+
+    async def wake_up(self, tags: Sequence[str] = ()) -> None:
+        query = "&".join(f"tags={tag}" for tag in tags)
+        await self._post(f"/wake_up?{query}" if query else "/wake_up", b"")
+
+    async def collective_rpc(self, method: str) -> Any:
+        """Call a method of each worker, and return the results."""
+        return json.loads(await self._post("/collective_rpc", json.dumps({"method": method}).encode()))[
+            "results"
+        ]
+
+
+async def wake_engine(engine: Any, level: int) -> None:
+    """Wake all memory of the engine. At level 2, reload the weights before allocating the KV cache."""
+    with timeline.measure("wake the engine", track="server"):
+        await engine.wake_up(**({} if level == 1 else {"tags": ["weights"]}))
+    if level == 1:
+        return
+    with timeline.measure("load weights", track="server"):
+        await engine.collective_rpc("reload_weights")
+    with timeline.measure("allocate the KV cache", track="server"):
+        await engine.wake_up(tags=["kv_cache"])
 
 
 class ParkedEngine:
