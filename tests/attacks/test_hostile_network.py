@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import json
-import shutil
 import socket
 import threading
 import time
@@ -292,9 +291,6 @@ def test_pull_limits_the_number_of_signatures(tmp_path: Path) -> None:
         assert len(asked) <= 64
 
 
-_MEMORY = {"COLDSTART_PREFETCH_MEMORY_BYTES": 256 << 20}
-
-
 def _send_head(connection: socket.socket, asked: Asked, begin: str = "") -> None:
     """Send the head of a complete response to a range request, and the beginning of its body."""
     first, last = asked.headers["range"].removeprefix("bytes=").split("-")
@@ -308,36 +304,25 @@ def _send_a_byte_per_second(connection: socket.socket, asked: Asked) -> None:
     dribble(connection, b"x", 1.0)
 
 
+def _send_a_byte_per_connection(connection: socket.socket, asked: Asked) -> None:
+    _send_head(connection, asked, "x")
+    connection.shutdown(socket.SHUT_RDWR)
+
+
 @pytest.mark.slow
-def test_fetch_fails_when_source_is_too_slow(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("behave", "message"),
+    [(_send_a_byte_per_second, "bytes"), (_send_a_byte_per_connection, "too slowly")],
+)
+def test_fetch_fails_when_source_is_too_slow(tmp_path: Path, behave: Behave, message: str) -> None:
     plan = checkpoint(tmp_path / "w")
-    settings = {"COLDSTART_PREFETCH_PATIENCE_S": 1, "COLDSTART_HTTP_PATIENCE_S": 1} | _MEMORY
+    settings = {"COLDSTART_PREFETCH_PATIENCE_S": 1, "COLDSTART_HTTP_PATIENCE_S": 1}
     with (
-        answering(_send_a_byte_per_second) as slow,
-        prefetcher(tmp_path / "r", **settings) as runtime,
+        answering(behave) as slow,
+        prefetcher(tmp_path / "r", COLDSTART_PREFETCH_MEMORY_BYTES=256 << 20, **settings) as runtime,
         client.attach(slow.url, plan, directory=runtime) as attached,
     ):
         began = time.monotonic()
-        with pytest.raises(PrefetchFailedError, match="bytes"):
+        with pytest.raises(PrefetchFailedError, match=message):
             attached.wait_for_tensors()
         assert time.monotonic() - began < 30
-
-
-@pytest.mark.slow
-def test_fetch_fails_when_each_connection_sends_one_byte(tmp_path: Path) -> None:
-    """Each connection makes progress of a single byte."""
-
-    def behave(connection: socket.socket, asked: Asked) -> None:
-        _send_head(connection, asked, "x")
-        connection.shutdown(socket.SHUT_RDWR)
-
-    plan = checkpoint(tmp_path / "w")
-    settings = {"COLDSTART_PREFETCH_PATIENCE_S": 1, "COLDSTART_HTTP_PATIENCE_S": 1} | _MEMORY
-    with (
-        answering(behave) as slow,
-        prefetcher(tmp_path / "r", **settings) as runtime,
-        client.attach(slow.url, plan, directory=runtime) as attached,
-        pytest.raises(PrefetchFailedError, match="too slowly"),
-    ):
-        attached.wait_for_tensors()
-    shutil.rmtree(tmp_path / "r")

@@ -182,15 +182,15 @@ HOSTILE: list[Callable[[dict[str, Any]], Any]] = [
 ]
 
 
-def _refusal(server: RangeServer, runtime: Path, names: list[str] | None, plan: dict[str, Any]) -> str:
-    """Return the reason for which the prefetcher refuses a request that no client checked before."""
+def _attach(server: RangeServer, runtime: Path, names: list[str] | None, plan: object) -> socket.socket:
+    """Send a request that no client checked before."""
     connection = _raw(runtime)
     body = json_lines.create_sealed_memfd(
         json.dumps(names).encode(), json.dumps(plan, sort_keys=True, separators=(",", ":")).encode()
     )
     socket.send_fds(connection, [json.dumps({"op": "attach", "source": server.url}).encode() + b"\n"], [body])
     os.close(body)
-    return str(_answer(connection)["refused"])
+    return connection
 
 
 @pytest.mark.parametrize("spoil", HOSTILE)
@@ -201,7 +201,7 @@ def test_a_hostile_plan_is_refused_by_both_sides(
     spoilt = spoil(plan)
     with pytest.raises((client.PrefetchRefusedError, TypeError)):
         client.attach(server.url, spoilt, directory=runtime)
-    assert "with another plan" in _refusal(server, runtime, None, spoilt)
+    assert "with another plan" in _answer(_attach(server, runtime, None, spoilt))["refused"]
     with pytest.raises(client.PrefetchRefusedError, match="plan"):
         Fetcher(server.url, json.dumps(spoilt).encode(), Condition(), streams=1, budget=1 << 20, patience_s=1)
 
@@ -218,14 +218,7 @@ def test_unwanted_ranges_are_refused(server: RangeServer, plan: dict[str, Any], 
 
 @pytest.mark.usefixtures("bystander")
 def test_memory_of_others_is_read_only(server: RangeServer, plan: dict[str, Any], runtime: Path) -> None:
-    connection = json_lines.Channel(_raw(runtime))
-    body = json_lines.create_sealed_memfd(
-        b'["t0"]', json.dumps(plan, sort_keys=True, separators=(",", ":")).encode()
-    )
-    socket.send_fds(
-        connection.socket, [json.dumps({"op": "attach", "source": server.url}).encode() + b"\n"], [body]
-    )
-    os.close(body)
+    connection = json_lines.Channel(_attach(server, runtime, ["t0"], plan))
     assert "attached" in next(connection.iterate_replies())
     descriptor = connection.take_descriptor()
     for harm in (lambda: os.pwrite(descriptor, b"x", 0), lambda: os.ftruncate(descriptor, 0)):

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -17,7 +18,7 @@ from coldstart.artifacts.bundle import Bundle, accept_any
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.store import Store
 from support.processes import wait_until
-from tools.bundles import NAME, config, key, plant, provenance, publish, write_tree
+from tools.bundles import NAME, config, key, plant, publish, publish_sections, write_tree
 from tools.command_line import Run
 
 from coldstart.launch import caches, pruning
@@ -25,6 +26,7 @@ from coldstart.materialize.materialize import create_workspace
 from coldstart.models import tiny
 from coldstart.system import paths
 from coldstart.system.paths import Cache
+from coldstart.system.proc import scratch
 from coldstart.system.recording import record_timeline
 from coldstart.system.trust import unpacked
 from coldstart.validate.checks import check
@@ -41,9 +43,8 @@ def _unpack(bundle: Bundle) -> Path:
 
 def _other(store: Store, home: Path) -> Bundle:
     """Publish a later version with other code."""
-    with store.open_draft(key()) as draft:
-        draft.add_tree("compile", write_tree(home / "other", {"k.so": b"\x7fELF" + bytes(200_000)}))
-        return draft.publish(provenance())
+    code = write_tree(home / "other", {"k.so": b"\x7fELF" + bytes(200_000)})
+    return publish_sections(store, compile=code)
 
 
 def test_prune_removes_unpacked_sections_of_removed_bundles(run: Run, store: Store, home: Path) -> None:
@@ -168,6 +169,13 @@ def test_readers_need_no_file_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert Store(tmp_path / "store").list_bundles() == [made] and check(made) == []
 
 
+SCRATCH = """
+import sys
+from coldstart.system.proc.scratch import use_scratch_directory
+with use_scratch_directory():
+    print("up", flush=True)
+    sys.stdin.read()
+"""
 RECORD = """
 import sys
 from coldstart.system.recording import record_timeline
@@ -234,6 +242,18 @@ def test_killed_recording_is_removed(run: Run, home: Path, by: str) -> None:
         with record_timeline():
             pass
     wait_until(lambda: not left & _recordings())
+
+
+def test_next_server_removes_files_of_a_killed_server_only(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(home))
+    monkeypatch.setattr(tempfile, "tempdir", str(home))
+    with scratch.private_directory(scratch.PREFIX) as running:
+        _killed(SCRATCH)
+        (killed,) = {*running.parent.glob("server-*")} - {running}
+        with scratch.private_directory(scratch.PREFIX):
+            assert running.exists() and not killed.exists()
 
 
 def test_killed_start_of_a_template_leaves_no_file(home: Path) -> None:

@@ -157,13 +157,15 @@ def test_commands_end_with_the_file_and_a_hint(
     assert done.returncode in (1, 2) and "index.json" in done.stderr and "hint" in done.stderr
 
 
-def test_trusted_key_is_refused(signed: Bundle, replace: Replace) -> None:
+def test_trusted_key_and_own_key_are_refused(signed: Bundle, replace: Replace) -> None:
     assert inspection.trust(signed).is_trusted
     (key,) = sign.trust_dir(paths.state_dir()).glob("*.pub")
     replace(key)
     _refuse(lambda: inspection.trust(signed), key.name, OSError, ColdstartError)
     store = sign.TrustStore(sign.trust_dir(paths.state_dir()))
     _refuse(lambda: store(signed), key.name, OSError, ColdstartError)
+    replace(paths.state_dir() / "signing" / "host.pem")
+    _refuse(lambda: sign.load_host_key(paths.state_dir()), "host.pem", OSError, ColdstartError)
 
 
 def test_trusted_key_that_is_no_file_is_listed_with_the_reason(signed: Bundle, replace: Replace) -> None:
@@ -171,11 +173,6 @@ def test_trusted_key_that_is_no_file_is_listed_with_the_reason(signed: Bundle, r
     found = _call(trusted_keys.list_keys)
     (other,) = [key for key in found if key.file == place.name]
     assert other.fingerprint is None and other.problem
-
-
-def test_own_key_is_refused(signed: Bundle, replace: Replace) -> None:
-    replace(paths.state_dir() / "signing" / "host.pem")
-    _refuse(lambda: sign.load_host_key(paths.state_dir()), "host.pem", OSError, ColdstartError)
 
 
 def test_record_of_a_verification_is_ignored(signed: Bundle, replace: Replace) -> None:
@@ -249,17 +246,15 @@ def test_file_that_a_user_names_is_refused(home: Path, tmp_path: Path, replace: 
     _refuse(lambda: NAMED[kind](place), "given", UsageError)
 
 
-def test_archive_is_refused(home: Path, tmp_path: Path, replace: Replace) -> None:
-    place = replace(tmp_path / "a.tar")
-    _refuse(lambda: import_archive(Store(tmp_path / "store"), place), "a.tar", ColdstartError, OSError)
-
-
 def test_login_file_of_docker_is_ignored(tmp_path: Path, replace: Replace) -> None:
     replace(tmp_path / "config.json")
     assert _call(lambda: credentials.find_login("h", {"DOCKER_CONFIG": str(tmp_path)})) is None
 
 
-def test_manifest_of_graphs_is_refused(tmp_path: Path, replace: Replace) -> None:
+def test_archive_and_manifest_of_graphs_are_refused(tmp_path: Path, replace: Replace) -> None:
+    place = replace(tmp_path / "a.tar")
+    _refuse(lambda: import_archive(Store(tmp_path / "store"), place), "a.tar", ColdstartError, OSError)
+    (tmp_path / "a-pipe").unlink(missing_ok=True)
     replace(tmp_path / tables.MANIFEST)
     _refuse(lambda: tables.read_manifest(tmp_path), tables.MANIFEST, AlteredTableError)
 

@@ -129,7 +129,7 @@ VARIABLES = (
     "VLLM_USE_AOT_COMPILE", "TORCHINDUCTOR_MAX_AUTOTUNE", "OMP_NUM_THREADS", "GLIBC_TUNABLES", "KMP_AFFINITY",
     "LD_PRELOAD", "MKL_NUM_THREADS", "TORCHDYNAMO_DISABLE", "PYTORCH_ENABLE_MPS_FALLBACK", "PYTHONHASHSEED",
     "CXX",
-    "VLLM_CPU_KVCACHE_SPACE", "TORCH_A_VARIABLE_OF_NEXT_YEAR",
+    "VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_SIM_MULTI_NUMA", "TORCH_A_VARIABLE_OF_NEXT_YEAR",
 )  # fmt: skip
 
 
@@ -184,15 +184,8 @@ def test_difference_names_flag_that_worker_may_read(words: list[str], named: str
 
 
 def test_forked_server_reports_reason_when_the_worker_does_not_fit(
-    home: Path, fake_engine: Callable[[str], None]
+    warm: template_pool.RunningTemplate,
 ) -> None:
-    fake_engine("serves")
-    warm = template_pool.start_template(
-        "engine", LaunchPlan(["serves"], key="sha256:" + "a" * 64), "tiny", 20
-    )
-    try:
-        process, reader = server_process.fork_server(LaunchPlan(["unfit"]), warm.socket)
-        with pytest.raises(server_process.ServerExitedError, match="this start: a leaf differs"):
-            server_process.await_readiness(process, reader, time.monotonic(), 20)
-    finally:
-        template_pool.stop_template(warm, force=True)
+    process, reader = server_process.fork_server(LaunchPlan(["unfit"]), warm.socket)
+    with pytest.raises(server_process.ServerExitedError, match="this start: a leaf differs"):
+        server_process.await_readiness(process, reader, time.monotonic(), 20)

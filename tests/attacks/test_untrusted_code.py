@@ -1,8 +1,6 @@
 """Code is used only if a trusted key signed this bundle, no other user could write it, and it lies in its own place."""
 
 import ast
-import base64
-import json
 import os
 import shutil
 import stat
@@ -13,10 +11,10 @@ from typing import Any
 
 import pytest
 from coldstart.artifacts import ownership, sign
-from coldstart.artifacts.bundle import Bundle, TrustCheck
+from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import UntrustedError
 from coldstart.artifacts.store import Store
-from tools.bundles import CODE, damage, key, provenance, publish, write_tree
+from tools.bundles import CODE, damage, publish_sections, write_tree
 
 import coldstart
 from coldstart.models import inspection, tiny
@@ -34,63 +32,21 @@ class Fixed:
         return self._payload.replace(b"DIGEST", digest.encode())
 
 
-class Claiming:
-    """Signer whose document names the digest, with a signature of another one."""
-
-    def __init__(self, key: sign.HostKey) -> None:
-        self._key = key
-
-    def sign(self, digest: str) -> bytes:
-        document = json.loads(self._key.sign(f"sha256:{'0' * 64}"))
-        payload = base64.b64encode(sign.build_statement(digest, self._key.fingerprint)).decode()
-        return json.dumps(
-            document | {"dsseEnvelope": document["dsseEnvelope"] | {"payload": payload}}
-        ).encode()
-
-
 def _bundle(store: Store, scratch: Path, signer: object) -> Bundle:
-    with store.open_draft(key()) as draft:
-        draft.add_tree("compile", write_tree(scratch / "code", {"k.so": b"x"}))
-        return draft.publish(provenance(), signer=signer)  # type: ignore[arg-type]
+    code = write_tree(scratch / "code", {"k.so": b"x"})
+    return publish_sections(store, signer=signer, compile=code)  # type: ignore[arg-type]
 
 
-def _refused(bundle: Bundle, dest: Path, trust: TrustCheck) -> UntrustedError:
-    with pytest.raises(UntrustedError) as caught:
-        bundle.extract_section("compile", dest, trust=trust)
-    assert not dest.exists()
-    return caught.value
-
-
-def test_extract_refuses_unsigned_bundle(store: Store, tmp_path: Path) -> None:
-    bundle = publish(store, tmp_path)
+@pytest.mark.parametrize(("signer", "reason"), [(None, "not signed"), ("stranger", "signing key")])
+def test_extract_refuses_bundle_without_a_trusted_signature(
+    signer: str | None, reason: str, store: Store, tmp_path: Path
+) -> None:
+    bundle = _bundle(store, tmp_path, signer and sign.load_host_key(tmp_path / signer))
     sign.load_host_key(tmp_path / "state")
     trust = sign.TrustStore(sign.trust_dir(tmp_path / "state"))
-    refused = _refused(bundle, tmp_path / "out", trust)
-    assert "not signed" in refused.message and refused.code == "CS-UNTRUSTED"
-
-
-def test_extract_refuses_signature_of_an_unknown_key(store: Store, tmp_path: Path) -> None:
-    bundle = _bundle(store, tmp_path, sign.load_host_key(tmp_path / "stranger"))
-    sign.load_host_key(tmp_path / "state")
-    trust = sign.TrustStore(sign.trust_dir(tmp_path / "state"))
-    assert "signing key" in _refused(bundle, tmp_path / "out", trust).message
-
-
-def test_signature_of_another_bundle(store: Store, tmp_path: Path) -> None:
-    host = sign.load_host_key(tmp_path / "state")
-    payload = host.sign(f"sha256:{'0' * 64}")
-    bundle = _bundle(store, tmp_path, Fixed(payload))
-    result = sign.TrustStore(sign.trust_dir(tmp_path / "state"))(bundle)
-    assert not result.is_trusted and "another bundle" in result.reason
-
-
-def test_signature_that_claims_this_bundle_but_covers_another(store: Store, tmp_path: Path) -> None:
-    host = sign.load_host_key(tmp_path / "state")
-    bundle = _bundle(store, tmp_path, Claiming(host))
-    result = sign.TrustStore(sign.trust_dir(tmp_path / "state"))(bundle)
-    assert not result.is_trusted and "is invalid" in result.reason
-    result = sign.TrustStore(sign.trust_dir(tmp_path / "a machine without the key"))(bundle)
-    assert not result.is_trusted and "signing key" in result.reason
+    with pytest.raises(UntrustedError, match=reason) as caught:
+        bundle.extract_section("compile", tmp_path / "out", trust=trust)
+    assert not (tmp_path / "out").exists() and caught.value.code == "CS-UNTRUSTED"
 
 
 @pytest.mark.parametrize(
@@ -151,9 +107,8 @@ Attack = Callable[[Path], None]
 
 @pytest.fixture
 def bundle(home: Path, store: Store, tmp_path: Path) -> Bundle:
-    with store.open_draft(key()) as draft:
-        draft.add_tree("compile", write_tree(tmp_path / "code", CODE))
-        return draft.publish(provenance(), signer=sign.load_host_key(paths.state_dir()))
+    code = write_tree(tmp_path / "code", CODE)
+    return publish_sections(store, signer=sign.load_host_key(paths.state_dir()), compile=code)
 
 
 def used(bundle: Bundle, root: Path, refused: list[str] | None = None) -> Path:
@@ -188,18 +143,6 @@ def _link(place: Path) -> None:
     place.symlink_to(place.with_name("aside"))
 
 
-def _delete(place: Path) -> None:
-    (place / "kernel.so").unlink()
-
-
-def _open_file(place: Path) -> None:
-    (place / "kernel.so").chmod(0o666)
-
-
-def _open_directory(place: Path) -> None:
-    place.chmod(0o777)
-
-
 def _open_parent(place: Path) -> None:
     place.parent.chmod(0o777)
 
@@ -212,9 +155,9 @@ def _open_parent(place: Path) -> None:
         _replace_file,
         _replace_directory,
         _link,
-        _delete,
-        _open_file,
-        _open_directory,
+        lambda place: (place / "kernel.so").unlink(),
+        lambda place: (place / "kernel.so").chmod(0o666),
+        lambda place: place.chmod(0o777),
         _open_parent,
     ],
 )

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from coldstart.commands._examples import EXAMPLES
 from tools.command_line import parse
+from tools.prose import literals
 
 from coldstart.system.runtime import find_vllm_distribution, targets_cpu
 
@@ -26,26 +27,14 @@ MESSAGES = [
 COMMAND = re.compile(
     r"(?:podman run .*? coldstart-cpu|(?:systemd-run .*?)?/opt/coldstart/bin/coldstart|coldstart) (.+)"
 )
-ANYTHING = "\0"
 
 
 @cache
 def code_texts() -> frozenset[str]:
-    """Return every text in the code; values that are filled in at run time are ANYTHING."""
-    texts = set()
-    for package in ("artifacts", "coldstart", "commands"):
-        for path in (ROOT / package).rglob("*.py"):
-            texts.update(_texts(ast.parse(path.read_bytes())))
-    return frozenset(texts)
-
-
-def _texts(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
-        elif isinstance(node, ast.JoinedStr):
-            parts = [str(one.value) if isinstance(one, ast.Constant) else ANYTHING for one in node.values]
-            yield "".join(parts)
+    """Return every text in the code."""
+    packages = (ROOT / package for package in ("artifacts", "coldstart", "commands"))
+    trees = (ast.parse(path.read_bytes()) for package in packages for path in package.rglob("*.py"))
+    return frozenset(text for tree in trees for _, text in literals(ast.walk(tree)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("message", MESSAGES)

@@ -149,15 +149,10 @@ def test_an_invalid_option_has_a_hint(given: str, words: str, run: Run, trace: P
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["trace.jsonl"], "--simulate"),
-        (["trace.jsonl", "--simulate"], "--profile"),
-        (["trace.jsonl", "--target", "ftp://x"], "URL"),
-    ],
+    ("given", "words"), [("", "--simulate"), ("--simulate", "--profile"), ("--target ftp://x", "URL")]
 )
-def test_missing_or_invalid_target_is_named(arguments: list[str], words: str, run: Run, trace: Path) -> None:
-    assert words in run("trace-replay", *arguments, code=2).stderr
+def test_missing_or_invalid_target_is_named(given: str, words: str, run: Run, trace: Path) -> None:
+    assert words in run("trace-replay", "trace.jsonl", *given.split(), code=2).stderr
 
 
 def test_dead_target_exits_1_with_the_report(run: Run, trace: Path) -> None:

@@ -11,7 +11,7 @@ import zstandard
 from coldstart.artifacts import canonical
 from coldstart.artifacts.archive import import_archive
 from coldstart.artifacts.store import Store
-from tools.bundles import KV, NAME, TREE, key, provenance, write_tree
+from tools.bundles import KV, NAME, TREE, key, publish_sections, write_tree
 
 from coldstart.validate.checks import check
 
@@ -24,9 +24,7 @@ _CONFIG = (
 
 
 def test_json_bundle_is_written_byte_for_byte(store: Store) -> None:
-    with store.open_draft(key()) as draft:
-        draft.add_json("kv", KV)
-        bundle = draft.publish(provenance())
+    bundle = publish_sections(store, kv=KV)
     assert bundle.find_readable_section("kv").digest == canonical.compute_digest(
         b'{"blocks":7,"bytes_per_block":4096.5}'
     )
@@ -37,9 +35,7 @@ def test_json_bundle_is_written_byte_for_byte(store: Store) -> None:
 
 
 def test_tree_is_written_byte_for_byte(store: Store, tmp_path: Path) -> None:
-    with store.open_draft(key()) as draft:
-        draft.add_tree("compile", write_tree(tmp_path / "tree", TREE))
-        bundle = draft.publish(provenance())
+    bundle = publish_sections(store, compile=write_tree(tmp_path / "tree", TREE))
     with bundle.open_section("compile") as reader:
         stream = zstandard.ZstdDecompressor().stream_reader(reader.readall() or b"").read()
     assert sha256(stream).hexdigest() == "2e20b45e0afa372c4d4c60ece7a0aaeafff2fdbd1eaa83a5fe0a4aa26526881a"

@@ -44,21 +44,6 @@ def test_former_failures_do_not_recur(seed: int) -> None:
     Checked(random_load(seed), seed).run()
 
 
-def test_a_short_request_overtakes_a_long_one() -> None:
-    shape = Shape(batch=1, blocks=100, settings={"alpha_s": 100.0})
-    engine = EngineDouble(build(shape, PolicyScheduler), shape)
-    engine.add(make_request("long", [1] * 40, 100))
-    for _ in range(12):
-        engine.step()
-    engine.add(make_request("short", [2, 3], 3))
-    while len(engine.outputs["short"]) < 3:
-        engine.step()
-    assert len(engine.outputs["long"]) < 20
-    while engine.scheduler.has_requests():
-        engine.step()
-    assert engine.outputs["long"] == expected([1] * 40, 100)
-
-
 def test_starvation_is_bounded_by_alpha() -> None:
     shape = Shape(batch=1, blocks=200, settings={"alpha_s": 0.5, "mlfq": "paper"})
     engine = EngineDouble(build(shape, PolicyScheduler), shape)
@@ -73,25 +58,6 @@ def test_starvation_is_bounded_by_alpha() -> None:
             served.append(engine.now)
         waiting = len(engine.scheduler.requests)
         assert engine.now - served[-1] < 0.5 + 0.05 * (waiting + 1), "starved beyond alpha and Q1's length"
-
-
-def test_oldest_requests_get_half_of_the_busy_time() -> None:
-    shape = Shape(batch=1, blocks=200, depth=1, settings={"oldest_share": 0.5})
-    engine = EngineDouble(build(shape, PolicyScheduler), shape)
-    for burst in range(3):
-        engine.add(make_request(f"old{burst}", [burst + 1] * 40, 40))
-        engine.now += 0.001
-        for number in range(12):
-            engine.add(make_request(f"{burst}.{number}", [burst + 1, number + 1], 5))
-        began, first = engine.now, 0.0
-        while f"old{burst}" in engine.scheduler.requests:
-            before = engine.now
-            if f"old{burst}" in engine.step().num_scheduled_tokens:
-                first += engine.now - before
-        assert first == pytest.approx((engine.now - began) / 2, abs=4 * 0.05)
-        while engine.scheduler.has_requests():
-            engine.step()
-        engine.now += 100
 
 
 def test_stop_tokens_end_a_request() -> None:
@@ -190,13 +156,3 @@ def test_the_highest_pending_requests_fill_the_next_batch() -> None:
         before = engine.pending_requests()
         assert not before.intersection(engine.step().num_scheduled_tokens)
     assert counters.parks > 0 and {len(tokens) for tokens in engine.outputs.values()} == {12}
-
-
-def test_a_request_without_a_pipeline_is_never_in_flight() -> None:
-    shape = Shape(depth=2)
-    engine = EngineDouble(build(shape, PolicyScheduler), shape)
-    request: Request = make_request("one", [1, 2], 9)
-    engine.add(request)
-    for _ in range(4):
-        engine.step()
-        assert not engine.scheduler.is_in_flight(request)

@@ -23,8 +23,10 @@ from coldstart.models.inspection import BundleLookup
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system import paths
 from coldstart.system.proc import processes
+from coldstart.vllm import compat
 
 FAKE = Path(__file__).with_name("fake_engine.py")
+REASON = "it lacks an integration point"
 Publish = Callable[..., Bundle]
 
 
@@ -89,6 +91,16 @@ def fake_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[st
         monkeypatch.setattr(sys, "executable", str(script))
 
     return choose
+
+
+@pytest.fixture
+def lacking(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Return a set of features whose integration points the installed vLLM lacks, because of REASON."""
+    held: set[str] = set()
+    monkeypatch.setattr(
+        compat, "find_unsupported_reason", lambda feature, load=None: REASON if feature in held else None
+    )
+    return held
 
 
 @pytest.fixture

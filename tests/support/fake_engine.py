@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 BEHAVIOUR = os.environ["FAKE_BEHAVIOUR"]
-SCARCE = "Available memory on node 0 (1/20 GiB) is less than desired CPU memory utilization (0.9, 18 GiB)."
 REPORT = {"fast_path": {"compile": True}, "fallbacks": [], "tokens": [1]}
 
 
@@ -31,9 +30,6 @@ def serve(plan, is_imported=False):  # type: ignore[no-untyped-def]
     if behaviour == "dies":
         sys.stderr.write("no memory for the engine\n")
         return 7
-    if behaviour == "lacks-memory":
-        fail(ValueError(SCARCE))
-        return 1
     if behaviour == "dies-of":
         fail(ValueError("no space for the KV cache"))
         fail(RuntimeError("it failed. See root cause above."))
@@ -45,8 +41,6 @@ def serve(plan, is_imported=False):  # type: ignore[no-untyped-def]
             RuntimeError(f"{WEIGHTS_ERROR_PREFIX}files, after 3 of 10 tensors: it does not match its digest")
         )
         return 1
-    if behaviour == "recovers":
-        fail(ValueError("tried another way"))
     if path := plan.vllm_args.get_value("uds"):
         import socket
 
@@ -59,8 +53,6 @@ def serve(plan, is_imported=False):  # type: ignore[no-untyped-def]
             return 1
     if behaviour == "dies-forked" and is_imported:
         return 7
-    if behaviour == "raises":
-        raise ValueError("the engine's own error")
     if behaviour == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if behaviour == "says":
@@ -77,18 +69,6 @@ def serve(plan, is_imported=False):  # type: ignore[no-untyped-def]
             multiprocessing.current_process().authkey.hex(),
             flush=True,
         )
-    if behaviour == "measures":
-        from coldstart.system import timeline
-
-        with timeline.measure("load weights", track="engine"):
-            time.sleep(0.05)
-        REPORT["fallbacks"] = [{"section": "kv", "reason": "no room"}]
-    if behaviour == "counts":
-        from coldstart.system import start_progress
-
-        start_progress.start_reporting()
-        for done in (1, 2):
-            start_progress.report(start_progress.StartProgress("load weights", done, 2, "shards"))
     if behaviour == "unfit":
         os.write(int(os.environ["COLDSTART_READY_FD"]), b'{"unfit": "a leaf differs"}\n')
         return 1
@@ -100,8 +80,6 @@ def serve(plan, is_imported=False):  # type: ignore[no-untyped-def]
         os.close(descriptor)
     if wrong:
         return 1
-    if behaviour == "ends":
-        return 3
     time.sleep(60)
     return 0
 
@@ -113,10 +91,6 @@ def template(arguments: list[str]) -> None:
 
     if BEHAVIOUR == "dies":
         sys.exit("no memory for the template")
-    if BEHAVIOUR == "lacks-memory":
-        sys.exit(SCARCE)
-    if BEHAVIOUR == "raises":
-        raise ValueError("the engine's own error")
     if BEHAVIOUR == "never-ready":
         time.sleep(60)
     if BEHAVIOUR.startswith("waits-for:"):

@@ -25,11 +25,9 @@ class Fake:
         self.c.fake_reset()
         self.added = 0
 
-    def add(
-        self, kind: Any = H200, *, mig: int = -1, parent: int = -1, uuid: str = "", free: int = 100
-    ) -> str:
+    def add(self, kind: Any = H200, *, mig: int = -1, parent: int = -1, free: int = 100) -> str:
         name, major, minor, cores, units = kind
-        uuid = uuid or f"{'MIG' if parent >= 0 else 'GPU'}-{self.added:08x}-0000-0000-0000-000000000000"
+        uuid = f"{'MIG' if parent >= 0 else 'GPU'}-{self.added:08x}-0000-0000-0000-000000000000"
         sizes = [ctypes.c_ulonglong(140 * GIB), ctypes.c_ulonglong(free * GIB)]
         self.c.fake_add(name.encode(), uuid.encode(), major, minor, cores, units, mig, parent, *sizes)
         self.added += 1

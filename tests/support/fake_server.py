@@ -65,7 +65,7 @@ def daemonize() -> None:
 
 def main() -> None:
     port, ready, behaviour = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "stubborn" else lambda *_: os._exit(0))
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     if behaviour == "dies":
         sys.exit("the engine could not start")
     if behaviour == "no-bundle":
@@ -79,7 +79,6 @@ def main() -> None:
         time.sleep(3600)
     reasons = {
         "fell-back": ("compile", "another ISA"),
-        "compiles-nothing": ("compile", "the bundle has no compiled code: vLLM compiles no part"),
         "other-canary": ("canary", "a fresh start generated a token that differs from the bundle's canary"),
     }
     fallbacks = (
@@ -87,7 +86,7 @@ def main() -> None:
     )
     state = {
         "pid": os.getpid(),
-        "mode": "fresh" if behaviour == "other-mode" else sys.argv[4],
+        "mode": sys.argv[4],
         "fast_path": {"compile": not fallbacks},
         "fallbacks": fallbacks,
     }

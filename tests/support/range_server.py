@@ -74,11 +74,6 @@ class RangeServer:
         with self.lock:
             self._sent.append(entry)
 
-    def reset(self) -> None:
-        """Clear the record of sent bodies."""
-        with self.lock:
-            self._sent.clear()
-
     def total(self, file: str | None = None) -> int:
         """Return the sent bytes of `file` or of all files."""
         return sum(entry.bytes for entry in self.sent if file in (None, entry.file))

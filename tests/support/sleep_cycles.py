@@ -1,9 +1,9 @@
 """Four engines of real vLLM in one process, one of which has its weights in device memory: each wakes, answers and sleeps.
 
-    python -P tests/support/sleep_cycles.py BASE DIRECTORY CYCLES [ARENAS]
+    python -P tests/support/sleep_cycles.py BASE DIRECTORY CYCLES
 
-The other three models are fine-tunes with the base's shapes, built below DIRECTORY. ARENAS is the number of models that host
-memory can hold (default 4). It prints one JSON document with the answers and the resources before and after.
+The other three models are fine-tunes with the base's shapes, built below DIRECTORY. Host memory can hold all four. It prints
+one JSON document with the answers and the resources before and after.
 """
 
 import gc
@@ -86,7 +86,7 @@ def resources() -> dict[str, int]:
     }
 
 
-def main(base: str, directory: str, cycles: str, arenas: str = "4") -> None:
+def main(base: str, directory: str, cycles: str) -> None:
     """Run the cycles, then give a fine-tune the base's copy."""
     models = [Path(base), *(tune(Path(base), Path(directory), seed) for seed in (1, 2, 3))]
     LaunchPlan([], key="k").install()
@@ -95,8 +95,7 @@ def main(base: str, directory: str, cycles: str, arenas: str = "4") -> None:
     for model in models:
         engines.append(engine(model))
         one_bytes = mapped_bytes(engines[-1])
-        if not os.environ.get("COLDSTART_SLEEP_MEMORY_BYTES"):
-            os.environ["COLDSTART_SLEEP_MEMORY_BYTES"] = str(int(arenas) * one_bytes)
+        os.environ["COLDSTART_SLEEP_MEMORY_BYTES"] = str(len(models) * one_bytes)
         engines[-1].sleep(1)
     expected: list[list[list[int]]] = []
     differences, began = 0, time.monotonic()
@@ -119,16 +118,14 @@ def main(base: str, directory: str, cycles: str, arenas: str = "4") -> None:
     reasons = [
         reason for llm in engines for reason in llm.collective_rpc("coldstart_take_sleep_fallbacks")[0]
     ]
-    refused: dict[str, Any] = {}
-    if int(arenas) >= len(engines):
-        one, other = managed(engines[0]), managed(engines[1])
-        one._arena, other._arena = other._arena, one._arena
-        engines[1].wake_up()
-        refused = {
-            "tokens_are_its_own": answer(engines[1]) == expected[1],
-            "reasons": engines[1].collective_rpc("coldstart_take_sleep_fallbacks")[0],
-        }
-        engines[1].sleep(1)
+    one, other = managed(engines[0]), managed(engines[1])
+    one._arena, other._arena = other._arena, one._arena
+    engines[1].wake_up()
+    refused = {
+        "tokens_are_its_own": answer(engines[1]) == expected[1],
+        "reasons": engines[1].collective_rpc("coldstart_take_sleep_fallbacks")[0],
+    }
+    engines[1].sleep(1)
     # The record of an evicted copy remains, with the reason, until its owner has seen it.
     files = memory.ArenaPool.open_shared().directory.glob("*.json")
     records = sum(not json.loads(path.read_text())["reason"] for path in files)

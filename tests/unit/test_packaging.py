@@ -210,9 +210,11 @@ def _verify(directory: Path, public: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_verify_accepts_what_the_key_signed(release: Path, tmp_path: Path) -> None:
+def test_verify_accepts_what_the_key_signed_only(release: Path, tmp_path: Path) -> None:
     done = _verify(release, tmp_path / "release.pub")
     assert (done.returncode, done.stdout) == (0, f"{release} is what the key signed\n"), done.stderr
+    (tmp_path / "other.pub").write_bytes(load_host_key(tmp_path / "other").public_pem)
+    assert "is not of the key" in _verify(release, tmp_path / "other.pub").stderr
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -229,11 +231,6 @@ def test_verify_fails_when_a_file_was_added_or_removed(release: Path, tmp_path: 
     assert "differ in more.whl" in _verify(release, tmp_path / "release.pub").stderr
     (release / "more.whl").rename(release / "SHA256SUMS.sigstore.json")
     assert _verify(release, tmp_path / "release.pub").returncode == 1
-
-
-def test_verify_fails_when_another_key_signed(release: Path, tmp_path: Path) -> None:
-    (tmp_path / "other.pub").write_bytes(load_host_key(tmp_path / "other").public_pem)
-    assert "is not of the key" in _verify(release, tmp_path / "other.pub").stderr
 
 
 @pytest.mark.slow

@@ -104,7 +104,7 @@ class SymbolicWorker(OffloadingWorker):  # type: ignore[misc]
         self.cells, self.random, self.slowest = cells, random, slowest
         self.host: dict[int, list[int]] = {}
         self.jobs: dict[int, tuple[int, list[tuple[int, int]], bool]] = {}
-        self.now = self.stored = self.loaded = 0
+        self.now = 0
 
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
         return self._submit(job_id, list(zip(src_spec.block_ids, dst_spec.block_ids, strict=True)), True)
@@ -140,10 +140,8 @@ class SymbolicWorker(OffloadingWorker):  # type: ignore[misc]
         for block, chunk in pairs:
             if store:
                 self.host[chunk] = list(self.cells[block])
-                self.stored += 1
             else:
                 self.cells[block] = list(self.host[chunk])
-                self.loaded += 1
 
 
 @dataclass
@@ -179,8 +177,7 @@ class Rank:
             self.worker = OffloadingConnectorWorker(
                 UnreplicatedLayout(), scheduler.vllm_config, scheduler.kv_cache_config
             )
-            self.symbolic = SymbolicWorker(self.cells, random, slowest=6)
-            self.worker.worker = self.symbolic
+            self.worker.worker = SymbolicWorker(self.cells, random, slowest=6)
 
     def execute(self, output: SchedulerOutput, meta: Any) -> ModelRunnerOutput:
         """Process `output`; `meta` is this rank's copy of the connector's part, which it changes."""
@@ -262,16 +259,7 @@ class EngineDouble:
         self.flight: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
         self.outputs: dict[str, list[int]] = {}
         self.now, self.most = 0.0, 0
-        self.last: SchedulerOutput | None = None
         scheduler.clock = lambda: self.now
-
-    @property
-    def worker(self) -> OffloadingConnectorWorker | None:
-        return self.ranks[0].worker
-
-    @property
-    def symbolic(self) -> SymbolicWorker:
-        return self.ranks[0].symbolic
 
     def add(self, request: Request) -> None:
         self.outputs[request.request_id] = []
@@ -282,7 +270,6 @@ class EngineDouble:
 
     def step(self) -> SchedulerOutput:
         output = self.scheduler.schedule()
-        self.last = output
         self.flight.append((output, self._execute(output)))
         self.most = max(self.most, sum(bool(batch.num_scheduled_tokens) for batch, _ in self.flight))
         if self.shape.stages > 1:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Self
 
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import RequestStatus
 
@@ -76,15 +75,14 @@ def _random_shape(random: Random) -> Shape:
     )
 
 
-class Run:
-    """One workload on one engine, step by step, and what must be true at its end; a subclass checks each step."""
+class Checked:
+    """One workload under skip-join MLFQ on one engine; each step, and what must be true at its end, is checked."""
 
-    def __init__(self, load: Load, seed: int, cls: type[AsyncScheduler]) -> None:
+    def __init__(self, load: Load, seed: int) -> None:
         self.load = load
-        self.scheduler: Any = build(load.shape, cls)
+        self.scheduler: Any = build(load.shape, PolicyScheduler)
         self.engine = EngineDouble(self.scheduler, load.shape, seed)
-        self.steps = self.chunks = self.prefix_hits = 0
-        self.host_full = False
+        self.rules = Rules(self.scheduler, self.engine.pending_requests)
 
     def run(self) -> Self:
         step, last = 0, max([*self.load.arrivals, *self.load.aborts], default=0)
@@ -96,20 +94,8 @@ class Run:
                 self.engine.abort(self.load.aborts[step])
             self._step()
             step += 1
-        self.steps = step
         self._finished()
         return self
-
-    def _step(self) -> None:
-        self._note(self.engine.step())
-
-    def _note(self, output: SchedulerOutput) -> None:
-        """Count the mixed features that occurred."""
-        self.chunks += sum(request.is_prefill_chunk for request in self.scheduler.running)
-        self.prefix_hits += sum(new.num_computed_tokens > 0 for new in output.scheduled_new_reqs)
-        if self.scheduler.connector is not None:
-            manager = self.scheduler.connector.connector_scheduler.manager
-            self.host_full |= not manager._get_num_free_chunks()
 
     def _within(self, output: SchedulerOutput, in_flight: set[str]) -> None:
         """Check batch size, token budget and slots, and that no request `in_flight` before the step is in it."""
@@ -139,14 +125,7 @@ class Run:
             )
         pool = self.scheduler.kv_cache_manager.block_pool
         assert pool.get_num_free_blocks() == self.load.shape.blocks - 1, "leaked blocks"
-
-
-class Checked(Run):
-    """One workload under skip-join MLFQ or another ranking; every step is checked."""
-
-    def __init__(self, load: Load, seed: int, cls: type[PolicyScheduler] = PolicyScheduler) -> None:
-        super().__init__(load, seed, cls)
-        self.rules = Rules(self.scheduler, self.engine.pending_requests)
+        assert not self.scheduler.jobs and not self.scheduler.fresh and len(self.scheduler.ranking) == 0
 
     def _step(self) -> None:
         wanted = self._wanted() if self._roomy() else None
@@ -164,7 +143,6 @@ class Checked(Run):
             assert scheduled == wanted, "a ready job of higher rank idles"
         self._served(output)
         self._places(self.scheduler.ranking)
-        self._note(output)
 
     def _served(self, output: SchedulerOutput) -> None:
         """Check that each chosen request runs; a joining request may wait for a load."""
@@ -186,7 +164,3 @@ class Checked(Run):
     def _tokens(self, name: str) -> int:
         request = self.scheduler.requests.get(name)
         return 1 if request is None else request.num_tokens + 2 - request.num_computed_tokens
-
-    def _finished(self) -> None:
-        super()._finished()
-        assert not self.scheduler.jobs and not self.scheduler.fresh and len(self.scheduler.ranking) == 0

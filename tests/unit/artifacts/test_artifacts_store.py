@@ -206,14 +206,24 @@ def test_an_envelope_that_securesystemslib_signed_is_trusted_here(store: Store, 
     assert not sign.TrustStore(tmp_path / "empty")(made).is_trusted
 
 
-@pytest.mark.parametrize("change", ["payload", "sig", "type", "digest", "garbage"])
-def test_changed_attestation_does_not_verify(change: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("payload", "is invalid"),  # claims this bundle, with the signature of another one
+        ("sig", "is invalid"),
+        ("type", "not a sigstore bundle"),
+        ("digest", "covers another bundle"),
+        ("garbage", "is malformed"),
+    ],
+)
+def test_changed_attestation_does_not_verify(change: str, reason: str, tmp_path: Path) -> None:
     key = sign.load_host_key(tmp_path / "state")
     digest = f"sha256:{'a' * 64}"
     document = json.loads(key.sign(digest))
     envelope = document["dsseEnvelope"]
     if change == "payload":
-        envelope["payload"] = base64.b64encode(sign.build_statement(f"sha256:{'b' * 64}")).decode()
+        claim = sign.build_statement(f"sha256:{'b' * 64}", key.fingerprint)
+        envelope["payload"] = base64.b64encode(claim).decode()
     elif change == "sig":
         envelope["signatures"] = [{"sig": base64.b64encode(bytes(64)).decode()}]
     elif change == "type":
@@ -223,5 +233,5 @@ def test_changed_attestation_does_not_verify(change: str, tmp_path: Path) -> Non
     keys = {key.fingerprint: key.private_key.public_key()}
     asked = f"sha256:{'b' * 64}" if change in ("payload", "digest") else digest
     verdict = sign.verify_signature(json.dumps(document).encode(), asked, keys)
-    assert not verdict.is_trusted
+    assert not verdict.is_trusted and reason in verdict.reason
     assert sign.verify_signature(key.sign(digest), digest, keys).is_trusted

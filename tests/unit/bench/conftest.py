@@ -1,16 +1,8 @@
-"""Launchers of a fake server process."""
-
-from collections.abc import Callable
+"""Settings of a quick run."""
 
 import pytest
-from support.fake_launcher import FakeLauncher
 
 from coldstart.bench.measure import RunSettings
-
-
-@pytest.fixture
-def fake() -> Callable[..., FakeLauncher]:
-    return FakeLauncher
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import importlib
 import json
 import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.fake_launcher import FakeLauncher as Fake
 
 from coldstart.bench import compare, facts, measure
 from coldstart.bench.measure import RunSettings
@@ -23,16 +23,14 @@ from coldstart.system.timeline import Span
 from coldstart.validate import launch
 from coldstart.vllm import counting
 
-Fake = Callable[..., launch.Launcher]
-
 
 def list_children() -> set[psutil.Process]:
     return set(psutil.Process().children(recursive=True))
 
 
-def test_run_measures_server_and_leaves_no_process(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
+def test_run_measures_server_and_leaves_no_process(settings: RunSettings, tmp_path: Path) -> None:
     before = list_children()
-    run = measure.run(fake("fresh", "busy"), tmp_path / "r", replace(settings, measure_steady_state=True), 3)
+    run = measure.run(Fake("fresh", "busy"), tmp_path / "r", replace(settings, measure_steady_state=True), 3)
     assert (run.mode, run.round) == ("fresh", 3)
     assert run.first_token_s >= 0.15
     assert run.cpu_s >= 0.14
@@ -44,19 +42,19 @@ def test_run_measures_server_and_leaves_no_process(fake: Fake, settings: RunSett
     assert list_children() <= before
 
 
-def test_a_server_that_never_answers_times_out(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
+def test_a_server_that_never_answers_times_out(settings: RunSettings, tmp_path: Path) -> None:
     before = list_children()
     with pytest.raises(CommandFailedError, match="no token in time"):
-        measure.run(fake("vllm-warm", "silent"), tmp_path / "r", replace(settings, ready_timeout_s=1.0), 0)
+        measure.run(Fake("vllm-warm", "silent"), tmp_path / "r", replace(settings, ready_timeout_s=1.0), 0)
     assert list_children() <= before
 
 
 def test_readiness_must_be_reported(
-    fake: Fake, settings: RunSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: RunSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "READY_FILE_TIMEOUT_S", 0.2)
     with pytest.raises(CommandFailedError, match="cannot be verified"):
-        measure.run(fake("fresh", "unready"), tmp_path / "r", settings, 0)
+        measure.run(Fake("fresh", "unready"), tmp_path / "r", settings, 0)
 
 
 def test_exited_process_has_no_memory() -> None:

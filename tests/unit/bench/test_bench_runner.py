@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.fake_launcher import FakeLauncher as Fake
 
 from coldstart.bench import benchmark, measure, result, run_order
 from coldstart.bench.measure import RunSettings, SteadyState
@@ -17,8 +18,6 @@ from coldstart.system.devices import nvml
 from coldstart.validate import launchers
 from coldstart.validate.launch import Launcher, ModeUnavailableError, RunFiles
 from coldstart.validate.launchers import ModelUnderTest
-
-Fake = Callable[..., Any]
 
 
 @pytest.fixture(autouse=True)
@@ -39,9 +38,9 @@ def bench(
 
 
 @pytest.mark.slow
-def test_bench_reports_all_modes(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
+def test_bench_reports_all_modes(settings: RunSettings, tmp_path: Path) -> None:
     settings = RunSettings(settings.prompts, 4, 20.0, measure_steady_state=True)
-    launchers = [fake("vllm-cold"), fake("vllm-warm"), fake("fresh"), fake("template-engine", "daemon")]
+    launchers = [Fake("vllm-cold"), Fake("vllm-warm"), Fake("fresh"), Fake("template-engine", "daemon")]
     document, messages = bench(launchers, settings, tmp_path)
     assert document["failures"] == []
     assert document["tokens_identical"] is True
@@ -66,47 +65,52 @@ def test_bench_reports_all_modes(fake: Fake, settings: RunSettings, tmp_path: Pa
 
 
 def test_server_that_dies_after_its_start_fails_alone(
-    fake: Fake, settings: RunSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: RunSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(one: CompletionClient, *_: object) -> SteadyState:
         raise CompletionFailedError("broken off")
 
     monkeypatch.setattr(measure, "measure_steady_state", fail)
     settings = RunSettings(settings.prompts, 4, 20.0, measure_steady_state=True)
-    document, _ = bench([fake("vllm-warm"), fake("fresh")], settings, tmp_path, runs=1)
+    document, _ = bench([Fake("vllm-warm"), Fake("fresh")], settings, tmp_path, runs=1)
     assert [reason.split(" server")[0] for reason in document["failures"]] == [
         "vllm-warm: the vllm-warm",
         "fresh: the fresh",
     ]
 
 
-def test_other_tokens_fail(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
-    document, _ = bench([fake("vllm-warm"), fake("fresh", "other-tokens")], settings, tmp_path, runs=1)
-    assert document["tokens_identical"] is False
-    assert document["failures"] == ["fresh: tokens differ from those of vllm-warm"]
+@pytest.mark.parametrize(
+    ("behaviour", "failure", "fallbacks"),
+    [
+        ("other-tokens", "tokens differ from those of vllm-warm", []),
+        ("fell-back", "the fast path was not used: compile: another ISA", ["compile: another ISA"]),
+    ],
+)
+def test_a_start_that_is_not_the_requested_one_fails_with_its_reason(
+    settings: RunSettings, tmp_path: Path, behaviour: str, failure: str, fallbacks: list[str]
+) -> None:
+    launchers = [Fake("vllm-warm"), Fake("fresh", behaviour)]
+    document, _ = bench(launchers, settings, tmp_path, runs=1)
+    assert document["failures"] == [f"fresh: {failure}"]
+    assert document["tokens_identical"] is (behaviour != "other-tokens")
+    assert document["modes"]["fresh"]["fallbacks"] == fallbacks
 
 
-def test_other_tokens_of_eager_mode_are_no_failure(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
-    launchers = [fake("vllm-warm"), fake("vllm-free"), fake("vllm-eager", "other-tokens")]
+def test_other_tokens_of_eager_mode_are_no_failure(settings: RunSettings, tmp_path: Path) -> None:
+    launchers = [Fake("vllm-warm"), Fake("vllm-free"), Fake("vllm-eager", "other-tokens")]
     document, _ = bench(launchers, settings, tmp_path, runs=1)
     assert document["failures"] == [] and document["tokens_identical"] is True
     assert document["modes"]["vllm-eager"]["tokens_identical"] is False
     assert all(document["modes"][mode]["ratio"] > 0 for mode in ("vllm-free", "vllm-eager"))
 
 
-def test_a_slow_path_fails_with_its_reason(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
-    document, _ = bench([fake("vllm-warm"), fake("fresh", "fell-back")], settings, tmp_path, runs=1)
-    assert document["failures"] == ["fresh: the fast path was not used: compile: another ISA"]
-    assert document["modes"]["fresh"]["fallbacks"] == ["compile: another ISA"]
-
-
-def test_bench_fails_when_no_mode_could_run(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
-    document, _ = bench([fake("snapshot", "unavailable")], settings, tmp_path)
+def test_bench_fails_when_no_mode_could_run(settings: RunSettings, tmp_path: Path) -> None:
+    document, _ = bench([Fake("snapshot", "unavailable")], settings, tmp_path)
     assert document["failures"] == ["no mode could run"]
 
 
-def test_no_bundle_ends_the_bench(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
-    launcher = fake("fresh", "no-bundle")
+def test_no_bundle_ends_the_bench(settings: RunSettings, tmp_path: Path) -> None:
+    launcher = Fake("fresh", "no-bundle")
     with pytest.raises(NoBundleError) as caught:
         bench([launcher], settings, tmp_path)
     assert caught.value.exit_code == 3
@@ -114,7 +118,7 @@ def test_no_bundle_ends_the_bench(fake: Fake, settings: RunSettings, tmp_path: P
 
 
 def test_benchmark_that_is_cut_off_keeps_its_runs(
-    fake: Fake, settings: RunSettings, monkeypatch: pytest.MonkeyPatch
+    settings: RunSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[dict[str, Any]] = []
 
@@ -123,7 +127,7 @@ def test_benchmark_that_is_cut_off_keeps_its_runs(
         if len(kept) == 3:
             raise KeyboardInterrupt
 
-    launchers = [fake("vllm-warm"), fake("fresh")]
+    launchers = [Fake("vllm-warm"), Fake("fresh")]
     monkeypatch.setattr(benchmark, "prepare_subject", lambda _: None)
     monkeypatch.setattr(benchmark, "create_launchers", lambda *_: launchers)
     monkeypatch.setattr(benchmark, "RunSettings", lambda *_, **__: settings)

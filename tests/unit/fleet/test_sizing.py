@@ -90,16 +90,6 @@ def test_hop_of_a_pipeline_is_that_of_its_servers() -> None:
         assert found.tpot_s == pytest.approx(0.05 * 1.5 + hop_s * 2)
 
 
-@pytest.mark.parametrize(("held_twice", "ranks"), [(0.0, 2), (1.0, 1)])
-def test_a_pipeline_is_chosen_where_its_full_worker_fits(held_twice: float, ranks: int) -> None:
-    """Llama2-13B on 32 GB meets 12 s with two ranks only if the full worker shares the weights of its rank."""
-    gb, costs = 10**9, Costs(library_s=4.0, prefill_s=1.0)
-    model = FleetModel("13b", 26 * gb, 31 * gb, costs, ttft_s=12.0, held_twice=held_twice)
-    servers = [Offer(f"v100-{n}", 1.67 * gb, 12.0 * gb, 32 * gb) for n in range(4)]
-    found = choose(model, servers, SETTINGS)
-    assert found is not None and (len(found.places), found.meets) == (ranks, ranks == 2)
-
-
 @pytest.mark.parametrize("seed", range(10))
 def test_offers_of_the_index_lead_to_the_choice_among_all_servers(seed: int) -> None:
     random = Random(seed)

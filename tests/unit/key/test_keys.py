@@ -2,7 +2,6 @@
 
 import json
 import socket
-import struct
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from safetensors.numpy import save_file
 from support.recorded_models import engine
 
 from coldstart.contract.arguments import Arguments, parse
-from coldstart.errors import ColdstartError, UsageError
+from coldstart.errors import ColdstartError
 from coldstart.models import keys, resolution
 from coldstart.models.relevance import select_engine_fields
 from coldstart.models.resolution import ResolvedModel
@@ -117,34 +116,10 @@ def test_values_and_sharding_do_not_count_but_shapes_do(tmp_path: Path) -> None:
     assert keys.compute_layout_digest(one) != keys.compute_layout_digest(other)
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"\xff" * 8, struct.pack("<Q", 4) + b"null", struct.pack("<Q", 2) + b"{"]
-)
-def test_a_broken_file_is_named(tmp_path: Path, data: bytes) -> None:
-    (tmp_path / "model.safetensors").write_bytes(data)
-    with pytest.raises(UsageError, match=r"model\.safetensors"):
-        keys.compute_layout_digest(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["host", "port", "api_key", "served_model_name", "uvicorn_log_level", "disable_log_stats", "load_format"],
-)
-def test_server_settings_are_not_in_the_key(name: str) -> None:
-    assert select_engine_fields({name: "x"}) == {}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "max_model_len",
-        "dtype",
-        "enforce_eager",
-        "a_flag_of_tomorrow",
-    ],
-)
-def test_engine_settings_are_in_the_key(name: str) -> None:
-    assert select_engine_fields({name: 7}) == {name: 7}
+def test_engine_settings_are_in_the_key_and_server_settings_are_not() -> None:
+    engine = dict.fromkeys(("max_model_len", "dtype", "enforce_eager", "a_flag_of_tomorrow"), 7)
+    names = "host port api_key served_model_name uvicorn_log_level disable_log_stats load_format"
+    assert select_engine_fields(engine | dict.fromkeys(names.split(), "x")) == engine
 
 
 def test_names_that_are_not_valid_fields_stay_one_field() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from coldstart.artifacts.bundle import Bundle
+from support.engines import REASON
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.fallback import Fallback
@@ -17,7 +18,6 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import UsageError
 from coldstart.launch import scheduler
 from coldstart.scheduling.settings import KEY, SchedulerSettings
-from coldstart.vllm import compat
 from coldstart.vllm.scheduling import SCHEDULER_CLS, settle
 
 Publish = Callable[..., Bundle]
@@ -84,18 +84,6 @@ def test_settings_and_the_bundles_profile_reach_vllm(publish: Publish) -> None:
     assert connector["cpu_bytes_to_use"] == 4096 and connector["offload_prompt_only"] is False
 
 
-@pytest.fixture
-def lacking(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Return a set of features whose integration points this vLLM lacks."""
-    held: set[str] = set()
-    monkeypatch.setattr(
-        compat,
-        "find_unsupported_reason",
-        lambda feature, load=None: "it lacks a point" if feature in held else None,
-    )
-    return held
-
-
 def ours() -> Namespace:
     settings = {KEY: {"policy": "skip-join-mlfq", "strategy": "proactive"}, "a": 1}
     return Namespace(scheduler_cls=SCHEDULER_CLS, additional_config=settings, kv_transfer_config=1)
@@ -106,7 +94,7 @@ def test_incompatible_vllm_runs_its_scheduler_with_a_reason(lacking: set[str]) -
     plan, args = LaunchPlan([]), ours()
     assert settle.drop_unsupported_scheduler(args, None, plan)
     assert (args.scheduler_cls, args.additional_config, args.kv_transfer_config) == (None, {}, None)
-    assert plan.fallbacks == [Fallback("scheduler", "it lacks a point; vLLM's own scheduler runs instead")]
+    assert plan.fallbacks == [Fallback("scheduler", f"{REASON}; vLLM's own scheduler runs instead")]
 
 
 def test_vllm_scheduler_runs_when_ours_is_missing(lacking: set[str], monkeypatch: pytest.MonkeyPatch) -> None:

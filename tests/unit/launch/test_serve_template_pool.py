@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,11 +28,6 @@ from coldstart.system.proc import processes
 KEY = "sha256:" + "a" * 64
 PLAN = LaunchPlan(["serves"], key=KEY)
 FakeEngine = Callable[[str], None]
-
-
-@pytest.fixture(autouse=True)
-def user(home: Path) -> Path:
-    return home
 
 
 def test_a_template_is_started_listed_found_and_stopped(fake_engine: FakeEngine) -> None:
@@ -71,7 +66,6 @@ def test_a_second_start_waits_for_the_first_and_is_refused(fake_engine: FakeEngi
         thread.join()
     assert len(refused) == 1 and "for tiny is already running" in refused[0]
     assert list(template_pool.list_templates()) == started
-    template_pool.stop_template(started[0])
 
 
 def test_a_template_that_is_not_ready_in_time_is_ended(fake_engine: FakeEngine) -> None:
@@ -83,7 +77,7 @@ def test_a_template_that_is_not_ready_in_time_is_ended(fake_engine: FakeEngine) 
 
 
 def test_a_signal_after_a_template_is_ready_leaves_no_process_and_no_directory(
-    user: Path, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+    fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[int] = []
 
@@ -109,7 +103,6 @@ def test_sweep_removes_a_directory_without_a_start(fake_engine: FakeEngine) -> N
         assert unfinished.exists()
     template_pool.remove_unfinished()
     assert not unfinished.exists() and warm.ready
-    template_pool.stop_template(warm)
 
 
 def test_stopped_template_is_killed(fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +136,6 @@ def test_a_pid_that_belongs_to_another_template_is_never_signalled(fake_engine: 
         replace(stale, pid=other.pid), force=True
     )  # simulates that the pid was reused after the listing
     assert other.pid is not None and processes.is_alive(other.pid, other.birth)
-    template_pool.stop_template(other)
 
 
 IRRELEVANT = {
@@ -174,11 +166,6 @@ def test_difference_is_none_when_nothing_built_depends_on_the_variable(name: str
     assert template_environment.select_relevant({name: value}) == {}
 
 
-def test_difference_names_a_variable_of_vllm() -> None:
-    reason = template_environment.find_difference({}, {"VLLM_CPU_SIM_MULTI_NUMA": "1"}, "snapshot")
-    assert reason is not None and reason.startswith("VLLM_CPU_SIM_MULTI_NUMA")
-
-
 @pytest.fixture
 def plan(lookup: BundleLookup) -> LaunchPlan:
     return LaunchPlan(["serves"], key=lookup.key.digest)
@@ -189,17 +176,6 @@ def templates(home: Path) -> Iterator[None]:
     yield
     for warm in template_pool.list_templates():
         template_pool.stop_template(warm, force=True)
-
-
-@pytest.fixture
-def phases() -> tuple[list[str], Callable[[str], AbstractContextManager[None]]]:
-    names: list[str] = []
-
-    def phase(name: str) -> AbstractContextManager[None]:
-        names.append(name)
-        return nullcontext()
-
-    return names, phase
 
 
 def prepare(lookup: BundleLookup, plan: LaunchPlan) -> preparation.Preparation:

@@ -42,8 +42,12 @@ def _phase(name: str) -> Iterator[Callable[[str], None]]:
     yield lambda step: None
 
 
+PROCESS = SimpleNamespace(pid=os.getpid(), signal=lambda number: None, wait=lambda: 0)
+
+
 @pytest.fixture
-def materialization(tmp_path: Path) -> Assembly:
+def materialization(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Assembly:
+    monkeypatch.setattr(assembly.server_process, "start_fresh", lambda plan, output: (PROCESS, None))
     return Assembly(ResolvedModel("m", tmp_path, None, None, {}), Arguments(), "sha256:00", tmp_path, _phase)
 
 
@@ -107,7 +111,7 @@ def test_graphs_are_dropped_unless_a_start_is_shorter_with_them(
         sizes.append(plan.vllm_args.get_value("kv_cache_memory_bytes"))
         for name in ("proof", "offline"):
             materialization.locate_events(name).touch()
-        return SimpleNamespace(pid=os.getpid(), signal=lambda number: None, wait=lambda: 0), None
+        return PROCESS, None
 
     def await_readiness(*_: object) -> Any:
         seconds = with_graphs_s if section.is_dir() else 2.05
@@ -151,9 +155,7 @@ def test_the_error_of_a_proof_start_names_the_unused_sections(
     """The log's end is added to the error, which still names the sections."""
     (materialization.out / "modelinfo.json").write_text("{}")
     (materialization.out / "compile").mkdir()
-    process = SimpleNamespace(pid=os.getpid(), signal=lambda number: None, wait=lambda: 0)
     running = SimpleNamespace(report={"fast_path": {}, "fallbacks": []}, ready_s=1.0)
-    monkeypatch.setattr(assembly.server_process, "start_fresh", lambda plan, output: (process, None))
     monkeypatch.setattr(assembly.server_process, "await_readiness", lambda *_: running)
     with pytest.raises(VerificationFailedError, match="the end of its log") as caught:
         materialization._run_test_start()
@@ -180,7 +182,6 @@ def test_the_proof_start_records_its_peak_on_the_devices(
     for _ in range(2):
         fake.add(free=100)
     (materialization.out / "modelinfo.json").write_text("{}")
-    process = SimpleNamespace(pid=os.getpid(), signal=lambda number: None, wait=lambda: 0)
     looked, look = threading.Event(), nvml.PeakMemory._sample
 
     def note(peak: nvml.PeakMemory) -> None:
@@ -201,7 +202,6 @@ def test_the_proof_start_records_its_peak_on_the_devices(
     monkeypatch.setattr(nvml.PeakMemory, "INTERVAL_S", 0.01)
     monkeypatch.setattr(nvml.PeakMemory, "_sample", note)
     monkeypatch.setattr(runtime, "targets_cpu", lambda: on_cpu)
-    monkeypatch.setattr(assembly.server_process, "start_fresh", lambda plan, output: (process, None))
     monkeypatch.setattr(assembly.server_process, "await_readiness", become_ready)
     monkeypatch.setattr(assembly.Timeline, "read", lambda _: assembly.Timeline())
     stages = materialization._run_test_start()

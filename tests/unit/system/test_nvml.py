@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 
 import pytest
 from support.fake_nvml import A100, GIB, H200, Fake
@@ -22,6 +23,9 @@ RETURN_CODES = [2, 4, 5, 7, 9, 10, 11, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 2
 MANDATORY = (
     "nvmlDeviceGetName", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetUUID",
 )  # fmt: skip
+LIBRARY = ("nvmlInitWithFlags", "nvmlDeviceGetCount_v2", "nvmlSystemGetDriverVersion")
+OPTIONAL = ("nvmlDeviceGetNumGpuCores", "nvmlDeviceGetMigMode")
+UNSUPPORTED = {2, 3, 6, 13}
 
 
 @pytest.mark.parametrize("code", RETURN_CODES)
@@ -36,26 +40,15 @@ def test_no_return_code_becomes_a_figure(fake: Fake, name: str, code: int) -> No
     assert len(found.problems) == 1 and "device 1" in found.problems[0]
 
 
-@pytest.mark.parametrize("code", RETURN_CODES)
-@pytest.mark.parametrize("name", ["nvmlInitWithFlags", "nvmlDeviceGetCount_v2", "nvmlSystemGetDriverVersion"])
-def test_a_library_that_does_not_answer_is_named(fake: Fake, name: str, code: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [*product(LIBRARY, RETURN_CODES), *product(OPTIONAL, sorted(set(RETURN_CODES) - UNSUPPORTED))],
+)
+def test_a_library_or_property_that_does_not_answer_is_named(fake: Fake, name: str, code: int) -> None:
     fake.add()
     fake.fail(name, code)
     found = nvml.read_gpu_state()
     assert found.devices == [] and nvml.read_free_bytes() is None and len(found.problems) == 1
-
-
-OPTIONAL = ("nvmlDeviceGetNumGpuCores", "nvmlDeviceGetMigMode")
-UNSUPPORTED = (2, 3, 6, 13)
-
-
-@pytest.mark.parametrize("code", sorted(set(RETURN_CODES) - set(UNSUPPORTED)))
-@pytest.mark.parametrize("name", OPTIONAL)
-def test_optional_facts_may_be_unsupported_only(fake: Fake, name: str, code: int) -> None:
-    fake.add()
-    fake.fail(name, code)
-    found = nvml.read_gpu_state()
-    assert found.devices == [] and len(found.problems) == 1
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def materialized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Materialize
     cache = Cache.at(tmp_path / "cache")
     directory = shutil.copytree(tiny_models.place("tiny-llama", cache.models), tmp_path / "files")
     key = keys.compose_key(resolution.resolve(str(directory), cache=cache), Arguments(ARGS))
-    return Materialized(publish(cache, tmp_path, key), directory, Source(cache=cache, offline=True))
+    return Materialized(publish(cache, key), directory, Source(cache=cache, offline=True))
 
 
 def explain(
@@ -68,11 +68,11 @@ def explain(
     return validation.explain_not_served(bundle, lookup, word, "load", source or Source(cache=lookup.cache))
 
 
-def publish(cache: Cache, scratch: Path, key: keys.Key, name: str = "my-model", **kv: object) -> Bundle:
-    store = Store(cache.bundles)
-    with store.open_draft(key) as draft:
-        draft.add_json("kv", bundles.KV | kv)
-        provenance = replace(bundles.provenance(name), arguments=ARGS)
+def publish(cache: Cache, key: keys.Key, **sections: object) -> Bundle:
+    with Store(cache.bundles).open_draft(key) as draft:
+        for name, value in {"kv": bundles.KV, **sections}.items():
+            draft.add_json(name, value)
+        provenance = replace(bundles.provenance("my-model"), arguments=ARGS)
         return draft.publish(provenance, signer=sign.load_host_key(paths.state_dir()))
 
 
@@ -178,11 +178,7 @@ def test_a_bundle_is_validated_with_its_own_weights(
     monkeypatch.setattr(start, "create_launchers", pair)
     cache = materialized.source.cache
     before(materialized.directory)
-    with Store(cache.bundles).open_draft(materialized.bundle.key) as draft:
-        draft.add_json("kv", bundles.KV)
-        draft.add_json("weights", weights.build_plan(materialized.directory))
-        provenance = replace(bundles.provenance("my-model"), arguments=ARGS)
-        draft.publish(provenance, signer=sign.load_host_key(paths.state_dir()))
+    publish(cache, materialized.bundle.key, weights=weights.build_plan(materialized.directory))
     other = Path(shutil.copytree(materialized.directory, materialized.directory.with_name("copy")))
     change(other)
     source = replace(materialized.source, model=str(other))
@@ -281,22 +277,24 @@ def test_difference_has_position_and_both_tokens(
     assert find_divergence(actual, expected) == divergence
 
 
-def test_concurrent_answer_may_equal_any_answer_of_vllm() -> None:
-    plain = {1: [answer(1, 2, 3)], 2: [answer(1, 9, 9), answer(1, 2, 3)]}
-    assert compare_responses(("one",), {1: plain[1], 2: [answer(1, 9, 9), answer(1, 9, 9)]}, plain, "m") == []
-
-
-def test_no_finding_after_vllm_differs_from_itself() -> None:
-    plain = {1: [answer(1, 2, 3)], 2: [answer(1, 9, 9)] * 2}
-    (found,) = compare_responses(("one",), {1: plain[1], 2: [answer(1, 2, 4)] * 2}, plain, "m")
-    assert (found.code, found.severity) == ("CS-REPLAY-UNSTABLE", "warning")
-    assert "vLLM's own responses to concurrent requests differ at token 1" in found.message
-
-
-def test_finding_before_vllm_differs_from_itself() -> None:
-    plain = {1: [answer(1, 2, 3)], 2: [answer(1, 9, 9)] * 2}
-    (found,) = compare_responses(("one",), {1: plain[1], 2: [answer(5, 2, 3)] * 2}, plain, "m")
-    assert (found.code, found.subject) == ("CS-REPLAY", "tokens/prompt-1/2-at-once")
+@pytest.mark.parametrize(
+    ("plain", "ours", "expected"),
+    [
+        ([answer(1, 9, 9), answer(1, 2, 3)], answer(1, 9, 9), []),
+        ([answer(1, 9, 9)] * 2, answer(1, 2, 4), [("CS-REPLAY-UNSTABLE", "warning")]),
+        ([answer(1, 9, 9)] * 2, answer(5, 2, 3), [("CS-REPLAY", "error")]),
+    ],
+)
+def test_concurrent_answer_counts_only_before_vllms_own_answers_differ(
+    plain: list[Response], ours: Response, expected: list[tuple[str, str]]
+) -> None:
+    alone = [answer(1, 2, 3)]
+    found = compare_responses(("one",), {1: alone, 2: [ours] * 2}, {1: alone, 2: plain}, "m")
+    assert [(one.code, one.severity) for one in found] == expected
+    for one in found:
+        assert one.subject == "tokens/prompt-1/2-at-once"
+        own = "vLLM's own responses to concurrent requests differ at token 1"
+        assert (own in one.message) == (one.severity == "warning")
 
 
 def test_junit_parses_and_counts(reports: list[ValidationReport]) -> None:

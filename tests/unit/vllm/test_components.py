@@ -3,19 +3,20 @@
 import gc
 import json
 import os
+import socket
 import sys
 from argparse import Namespace
 from collections.abc import Callable
 from contextlib import nullcontext
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib import import_module
 from pathlib import Path
-from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock, patch
 
 import pytest
+from support.engines import REASON
+from tools.raw_server import Asked, answer, answering
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.fallback import Fallback
@@ -25,18 +26,6 @@ from coldstart.vllm import compat, counting, stock
 from coldstart.vllm.engine import components, offline, server
 from coldstart.vllm.handover import CONNECTOR, handover_arguments
 from coldstart.weights.load import ladder
-
-REASON = "it lacks an integration point"
-
-
-@pytest.fixture
-def lacking(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Return a set of features whose integration points this vLLM lacks."""
-    held: set[str] = set()
-    monkeypatch.setattr(
-        compat, "find_unsupported_reason", lambda feature, load=None: REASON if feature in held else None
-    )
-    return held
 
 
 @pytest.mark.vllm
@@ -64,49 +53,33 @@ def test_start_with_a_failed_import_runs_stock_vllm(monkeypatch: pytest.MonkeyPa
     assert gc.isenabled()
 
 
-class Health(BaseHTTPRequestHandler):
-    """Connection that is refused twice and then ready."""
-
-    asked = 0
-
-    def do_GET(self) -> None:
-        Health.asked += 1
-        self.send_response(200 if self.path == "/health" and Health.asked > 2 else 503)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        """Do nothing."""
-
-
 def test_stock_server_is_reported_ready_when_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     monkeypatch.setenv(READY_FD_ENV, str(writer))
-    listener = HTTPServer(("127.0.0.1", 0), Health)
     line: list[bytes] = []
 
+    def respond(connection: socket.socket, asked: Asked) -> None:
+        answer(connection, 200 if asked.path == "/health" and len(place.asked) > 2 else 503)
+
     def as_vllm(module: str, run_name: str) -> None:
-        assert (module, run_name) == (stock.ENTRY_POINT, "__main__")
-        assert sys.argv[1:] == ["--model", "m", "--port", str(listener.server_port)]
+        assert (module, run_name, sys.argv[1:]) == (stock.ENTRY_POINT, "__main__", words)
         assert READY_FD_ENV not in os.environ
-        thread = Thread(target=listener.serve_forever, args=(0.01,))
-        thread.start()
         line.append(os.read(reader, 1 << 16))
-        listener.shutdown()
-        thread.join()
         raise SystemExit(3)
 
     monkeypatch.setattr(stock.runpy, "run_module", as_vllm)
     monkeypatch.setattr(sys, "argv", ["server"])
-    words = ["--model", "m", "--port", str(listener.server_port)]
-    moving = handover_arguments("127.0.0.1", "m")
-    plan = LaunchPlan(Arguments([*words, *moving]), fallbacks=[Fallback("a", "b")])
-    assert stock.run(plan, REASON) == 3
+    with answering(respond) as place:
+        words = ["--model", "m", "--port", str(place.port)]
+        moving = handover_arguments("127.0.0.1", "m")
+        plan = LaunchPlan(Arguments([*words, *moving]), fallbacks=[Fallback("a", "b")])
+        assert stock.run(plan, REASON) == 3
     report = json.loads(line[0])
     assert report["fallbacks"] == [
         {"section": "a", "reason": "b"}, {"section": "start", "reason": f"{REASON}; vLLM's own server runs"},
         {"section": "handover", "reason": "vLLM's own server does not move requests with their KV"},
     ]  # fmt: skip
-    assert report["fast_path"] == {"start": False} and report["tokens"] == [] and Health.asked > 2
+    assert report["fast_path"] == {"start": False} and report["tokens"] == [] and len(place.asked) > 2
     assert os.read(reader, 1) == b""  # one line only
     os.close(reader)
 

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from support.graphs.library import fake_cuda
 from support.processes import busy_s, exhaust_descriptors, wait_until
+from support.processes import has_ended as is_gone
 from tools import tiny_models
 
 from coldstart.contract.plan import LaunchPlan
@@ -26,7 +27,6 @@ from coldstart.launch import server_process, template_pool
 from coldstart.launch.server import has_ended
 from coldstart.system.ipc import json_lines, peers
 from coldstart.system.ipc.json_lines import Channel
-from coldstart.system.proc import processes
 from coldstart.vllm.engine import collection, server
 
 
@@ -49,10 +49,6 @@ def start(warm: template_pool.RunningTemplate, *behaviour: str) -> server_proces
 
 def children(warm: template_pool.RunningTemplate) -> int:
     return len(next(iter(template_pool.list_templates())).servers)
-
-
-def exit_check(pid: int) -> Callable[[], bool]:
-    return lambda: processes.read_identity(pid) is None
 
 
 def send_request(connection: Channel, request: object, *descriptors: int) -> None:
@@ -115,8 +111,8 @@ def test_invalid_plan_is_refused_with_the_reason(
 
 def test_end_of_the_lease_ends_the_server_and_not_the_template(warm: template_pool.RunningTemplate) -> None:
     with raw(warm, "serves") as (_, pid):
-        assert not exit_check(pid)()
-    wait_until(exit_check(pid))
+        assert not is_gone(pid)
+    wait_until(lambda: is_gone(pid))
     assert not has_ended(start(warm, "serves").process, 0)
 
 
@@ -177,7 +173,7 @@ def test_sigterm_stops_the_template_and_its_servers(warm: template_pool.RunningT
     assert warm.pid is not None
     os.kill(warm.pid, signal.SIGTERM)
     assert running.process.wait() == 137  # the template ended without reporting an exit status
-    wait_until(exit_check(running.process.pid))
+    wait_until(lambda: is_gone(running.process.pid))
     wait_until(lambda: not warm.socket.exists())
 
 
