@@ -34,11 +34,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from coldstart.contract.arguments import Arguments
+from coldstart.contract.plan import PARKED
 from coldstart.errors import UsageError
 from coldstart.host import tables
 from coldstart.host.launches import FORKED, Catalogue, Launch
 from coldstart.host.policies import create_policy
 from coldstart.host.specification import AWAKE, HostSettings, ModelSpec, Tier, stopped
+from coldstart.system.devices.parking import find_engine_limit
 from coldstart.units import format_memory
 
 _HINT = 'write five fields, such as "0 8 * * 1-5" for 8:00 on weekdays'
@@ -229,6 +231,8 @@ def _build_spec(model: ModelTable, profiles: Profiles | None, shares: bool) -> M
     else:
         given |= {} if model.memory is None else {"source": "file", "shared": 0}
         known = replace(profiles(model), **given)
+    if any(tier.name == PARKED for tier in model.tiers) and (limit := find_engine_limit(model.args)):
+        raise UsageError(f"models.{model.name}.tiers: {limit[0]}", hint=limit[1])
     memory = known.memory - (known.shared if shares else 0)
     return ModelSpec(
         model.name,

@@ -20,7 +20,7 @@ AWAKE, STOPPED = "awake", "stopped"
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """Residency tier of a model: awake, asleep-1, asleep-2 or stopped.
+    """Residency tier of a model: awake, asleep-1, asleep-2, parked or stopped.
 
     In this tier, the model uses `memory` bytes of device memory and `host_memory` bytes of CPU memory. A request that
     finds the model in this tier waits `penalty_s` seconds until the model is ready.

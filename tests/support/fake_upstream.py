@@ -23,6 +23,7 @@ from aiohttp import web
 from support import fake_model
 
 from coldstart.contract import handover
+from coldstart.contract.graphs import WORKER_REPORT
 from coldstart.contract.weights import LimitedFetch
 from coldstart.host import configuration
 from coldstart.host.launches import Launch
@@ -120,9 +121,9 @@ class FakeServer:
             has_routes = self.env.get("VLLM_SERVER_DEV_MODE") == "1" and not self.listen
             method = (await request.json())["method"] if request.path == "/collective_rpc" else ""
             self.paths[-1] += f" {method}" if method else ""
-            return web.json_response(
-                {"results": [None]}, status=200 if self.servers.sleeps and has_routes else 404
-            )
+            results = self.servers.reports if method == WORKER_REPORT else [None]
+            status = 200 if self.servers.sleeps and has_routes else 404
+            return web.json_response({"results": results}, status=status)
         try:
             body = json.loads(await request.read())
         except RecursionError:
@@ -254,6 +255,7 @@ class FakeServers:
     mode: str = "fake"
     hold: bool = False
     sleeps: bool = False
+    reports: list[Any] = field(default_factory=lambda: [None])
     full: bool = False
     failing: dict[str, str] = field(default_factory=dict)
     begun: list[FakeServer] = field(default_factory=list)

@@ -2,6 +2,18 @@
 
 from support.engines import fake_engine, home, lacking, model, pair, publish
 from support.fake_nvml import built, fake
+from support.graphs.library import checkpoints
 from support.progress_pipe import pipe
 
-__all__ = ["built", "fake", "fake_engine", "home", "lacking", "model", "pair", "pipe", "publish"]
+__all__ = [
+    "built",
+    "checkpoints",
+    "fake",
+    "fake_engine",
+    "home",
+    "lacking",
+    "model",
+    "pair",
+    "pipe",
+    "publish",
+]

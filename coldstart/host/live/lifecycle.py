@@ -2,7 +2,8 @@
 
 The tiers `asleep-N` are vLLM's sleep levels, which vLLM offers with `--enable-sleep-mode` on platforms that support it. Its
 routes for them exist only in its development mode, which also opens routes that call worker methods, replace weights and
-show the configuration. At level 2 the wake-up needs these, too (see `vllm.engine.sleeping`).
+show the configuration. At level 2 the wake-up needs these, too (see `vllm.engine.sleeping`). A server in the tier `parked`
+sleeps at level 1, and the driver then moves the rest of its GPU state to host memory.
 
 Invariant: only a model with a sleeping tier is started in development mode. Its server listens on a Unix socket in this
 host's private directory, and the gateway forwards none of these routes.
@@ -19,7 +20,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from coldstart.contract.environment import VLLM_SERVER_DEV_MODE
-from coldstart.contract.plan import SLEEP_LEVELS
+from coldstart.contract.plan import PARKED, SLEEP_LEVELS
 from coldstart.host import events
 from coldstart.host.core import Core
 from coldstart.host.events import Event, Failure
@@ -41,7 +42,8 @@ from coldstart.host.live.templates import RuntimeTemplate
 from coldstart.host.live.upstream import Replica, Upstream
 from coldstart.host.model_state import ModelState
 from coldstart.host.specification import STOPPED
-from coldstart.vllm.engine.sleeping import RemoteEngine, wake_engine
+from coldstart.system.devices.parking import ParkingError
+from coldstart.vllm.engine.sleeping import ParkedEngine, RemoteEngine, wake_engine
 
 STOPPING = "the host is stopping"
 MEASURE_FIRST_S, MEASURE_EVERY_S = 1.0, 30.0
@@ -60,6 +62,7 @@ class LocalReplica(Replica):
         self.reason = ""
         self.failure: Failure | None = None
         self.engine, self.sleep_level = RemoteEngine(self._post), 0
+        self.parked: ParkedEngine | None = None
 
     @property
     def is_serving(self) -> bool:
@@ -73,37 +76,30 @@ class LocalReplica(Replica):
             raise ConnectionError(f"POST {path} returned HTTP status {answer.status}: {content[:200]!r}")
         return content
 
-    async def sleep(self, tier: str, timeout_s: float) -> str | None:
-        """Put the server into the residency tier `tier` within `timeout_s` seconds. Return why this failed, else None."""
-        level = SLEEP_LEVELS.get(tier, 0)
-        if not level or self.sleep_level:
-            return f"the server cannot move from sleep level {self.sleep_level} to tier {tier}"
-        self.sleep_level = level
-        return await _find_failure(self.engine.sleep(level), timeout_s)
+    async def sleep(self, tier: str) -> None:
+        """Put the server into a sleeping tier. One that sleeps can only be parked. Raises various errors."""
+        if tier not in SLEEP_LEVELS or (self.sleep_level and tier != PARKED):
+            raise ValueError(f"the server cannot move from sleep level {self.sleep_level} to tier {tier}")
+        if not self.sleep_level:
+            self.sleep_level = SLEEP_LEVELS[tier]
+            await self.engine.sleep(self.sleep_level)
+        if tier == PARKED:
+            self.parked = self.parked or await ParkedEngine.find(self.engine)
+            if reason := await self.parked.park():
+                raise ParkingError(f"the server cannot be parked: {reason}")
 
-    async def wake(self, timeout_s: float) -> str | None:
-        """Wake the server within `timeout_s` seconds. Return why this failed, else None."""
-        failed = await _find_failure(wake_engine(self.engine, self.sleep_level), timeout_s)
+    async def wake(self) -> None:
+        """Wake the server. Raises various errors."""
+        if self.parked is not None and (reason := await self.parked.unpark()):
+            raise ParkingError(reason)
+        await wake_engine(self.engine, self.sleep_level)
         self.sleep_level = 0
-        return failed
 
     async def stop(self, reason: str = "") -> None:
         """Stop the server, by force if it does not exit in time. Waiting requests fail with `reason`."""
         self.is_ending = True
         self.reason = self.reason or reason
         await stop_by_force(self.server)
-
-
-async def _find_failure(work: Awaitable[None], timeout_s: float) -> str | None:
-    """Return why `work` failed or did not end within `timeout_s` seconds, or None if it succeeded."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            await work
-    except TimeoutError:
-        return f"the server did not respond within {timeout_s:g} s"
-    except (OSError, ValueError, LookupError) as error:  # includes a response of another form
-        return f"{type(error).__name__}: {error}"
-    return None
 
 
 class ServerLifecycle:
@@ -160,6 +156,8 @@ class ServerLifecycle:
         finally:
             watch.cancel()
             replica.upstream.close()
+            if replica.parked is not None:
+                self._tasks.spawn(replica.parked.close())
             replica.reason = replica.reason or await server.ended
             del self.replicas[model]
             self.record.record_server_end(model)
@@ -237,11 +235,11 @@ class ServerLifecycle:
         server.kill()
 
     async def _change_tier(self, model: str, tier: str, reason: str) -> None:
-        """Put the server to sleep if `tier` is a sleeping tier. Stop it for any other tier, or if it does not go to sleep."""
+        """Put the server into a sleeping tier. Stop it for any other tier, or if it does not reach this one."""
         if (replica := self.replicas.get(model)) is None:
             self.emit(events.TierChanged(model))
             return
-        failed = None if tier == STOPPED else await replica.sleep(tier, self._ready_timeout_s)
+        failed = None if tier == STOPPED else await self._try(replica.sleep(tier))
         if tier == STOPPED or failed is not None:
             self.log.write("stop", model=replica.name, tier=tier, reason=reason, error=failed)
             await replica.stop()
@@ -251,9 +249,20 @@ class ServerLifecycle:
         self.emit(events.TierChanged(replica.name))
         self._retire_if_outdated(replica.launch)
 
+    async def _try(self, work: Awaitable[None]) -> str | None:
+        """Return why `work` failed or did not end in time, or None if it succeeded."""
+        try:
+            async with asyncio.timeout(self._ready_timeout_s):
+                await work
+        except TimeoutError:
+            return f"the server did not respond within {self._ready_timeout_s:g} s"
+        except Exception as error:  # noqa: BLE001 - of the connection, the response, or the driver
+            return str(error) or type(error).__name__
+        return None
+
     async def _wake(self, replica: LocalReplica, tier: str) -> None:
         began = self.clock()
-        if (failed := await replica.wake(self._ready_timeout_s)) is None:
+        if (failed := await self._try(replica.wake())) is None:
             replica.start_s = self.clock() - began
             # The phases and fallbacks in the ready file belong to the start, not to this wake-up.
             self._report_ready(replica, replace(replica.ready, document={}), tier)

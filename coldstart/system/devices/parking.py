@@ -34,7 +34,7 @@ class StepError(Exception):
 
 
 class ParkingError(Exception):
-    """Error for processes that are neither all parked nor all running. None of them can be used."""
+    """Error for processes that cannot be parked, or that cannot be used because only some of them are parked."""
 
 
 def find_limit(driver: str | None) -> tuple[str, str] | None:

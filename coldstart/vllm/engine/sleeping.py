@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
+from functools import partialmethod
 from typing import Any
 
 from coldstart.contract.graphs import WORKER_REPORT
@@ -39,9 +39,11 @@ class RemoteEngine:
 
     async def collective_rpc(self, method: str) -> Any:
         """Call a method of each worker, and return the results."""
-        return json.loads(await self._post("/collective_rpc", json.dumps({"method": method}).encode()))[
-            "results"
-        ]
+        response = await self._post("/collective_rpc", json.dumps({"method": method}).encode())
+        return json.loads(response)["results"]
+
+    checkpoint_prepare = partialmethod(collective_rpc, "checkpoint_prepare")
+    checkpoint_restore = partialmethod(collective_rpc, "checkpoint_restore")
 
 
 async def wake_engine(engine: Any, level: int) -> None:
@@ -59,38 +61,38 @@ async def wake_engine(engine: Any, level: int) -> None:
 class ParkedEngine:
     """Sleeping vLLM engine whose ranks can free all of their GPU memory.
 
-    `reason` is why the engine could not be parked, or None if the last attempt succeeded.
+    `reason` is why the engine could not be parked, or None if the last attempt succeeded. An engine that `is_lost` is
+    unusable.
     """
 
     def __init__(self, engine: Any, parking: Parking) -> None:
         self.reason: str | None = None
         self._engine, self._parking = engine, parking
-        self._is_parked = self._is_lost = False
+        self.is_lost = self._is_parked = False
         self._busy = asyncio.Lock()
 
     @classmethod
-    async def create(cls, engine: Any) -> ParkedEngine:
-        """Park the sleeping `engine`, and return its ParkedEngine. Raises ParkingError if the engine becomes unusable."""
-        reports = await engine.collective_rpc(WORKER_REPORT)
-        parked = cls(engine, Parking([report["pid"] for report in reports]))
-        if not await parked.park():
-            raise ParkingError(parked.reason)
-        return parked
+    async def find(cls, engine: Any) -> ParkedEngine:
+        """Return the ParkedEngine of `engine`, which is not parked yet. Raises ParkingError if its processes are unknown."""
+        try:
+            reports = await engine.collective_rpc(WORKER_REPORT)
+            return cls(engine, Parking([report["pid"] for report in reports]))
+        except Exception as error:  # vLLM raises various errors if its workers lack the method
+            raise ParkingError(f"the workers do not report their processes: {error}") from error
 
-    async def park(self) -> bool:
-        """Park the sleeping engine. If that fails, the engine stays asleep. Return False if the engine is unusable."""
-        if await self._finish(self._park):
-            sys.stderr.write(f"coldstart: cannot park the engine, which stays asleep: {self.reason}\n")
-        return not self._is_lost
+    async def park(self) -> str | None:
+        """Park the sleeping engine. Return the reason if that failed, else None. Unless lost, the engine then stays asleep."""
+        return await self._finish(self._park)
 
     async def unpark(self) -> str | None:
         """Restore the engine's GPU state, after which it is asleep. Return the reason if that failed, else None."""
         with timeline.measure("restore the device", track="server"):
             return await self._finish(self._unpark)
 
-    def close(self) -> None:
-        """Stop the helper process that parks the ranks."""
-        self._parking.close()
+    async def close(self) -> None:
+        """Stop the helper process that parks the ranks, after the operation in progress."""
+        async with self._busy:
+            self._parking.close()
 
     async def _finish(self, work: Callable[[], Coroutine[Any, Any, str | None]]) -> str | None:
         """Run `work` to its end even if the caller is cancelled. Return the reason if it failed, else None."""
@@ -100,13 +102,13 @@ class ParkedEngine:
                 try:
                     return await work()
                 except Exception as error:  # noqa: BLE001 - vLLM raises various errors, and its engine is then unusable
-                    self._is_lost, self.reason = True, f"{type(error).__name__}: {error}"
+                    self.is_lost, self.reason = True, f"{type(error).__name__}: {error}"
                     return self.reason
 
         return await asyncio.shield(guarded())
 
     async def _park(self) -> str | None:
-        if self._is_parked or self._is_lost:
+        if self._is_parked or self.is_lost:
             return self.reason
         try:
             await self._call("checkpoint_prepare")
@@ -124,7 +126,7 @@ class ParkedEngine:
 
     async def _unpark(self) -> str | None:
         if not self._is_parked:
-            return self.reason if self._is_lost else None
+            return self.reason if self.is_lost else None
         reason = await asyncio.to_thread(self._parking.unpark)
         if reason is None:
             self._is_parked = False

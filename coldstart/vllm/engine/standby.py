@@ -25,6 +25,7 @@ from typing import Any
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import PARKED, READY_FD_ENV, SLEEP_LEVELS, LaunchPlan
 from coldstart.system import fingerprint, start_progress
+from coldstart.system.devices.parking import ParkingError
 from coldstart.system.ipc import json_lines
 from coldstart.system.ipc.json_lines import Channel
 from coldstart.system.ipc.peers import Listener, PeerError
@@ -136,7 +137,7 @@ class StandbyEngine:
                 sys.stderr.write(f"coldstart: cannot start the server: {error}\n")
             self.mark.unlink(missing_ok=True)
             # A client that starts the next server when this one has ended must find the engine parked.
-            if self.parked is not None and not self.ended.is_set() and not await self.parked.park():
+            if self.parked is not None and not self.ended.is_set() and not await _park(self.parked):
                 self.ended.set()
             _tell(connection, {"exit": code})
 
@@ -238,6 +239,13 @@ class StandbyEngine:
         serving.cancel()
 
 
+async def _park(engine: ParkedEngine) -> bool:
+    """Park the sleeping engine, or log why it only sleeps. Return False if it is unusable."""
+    if (reason := await engine.park()) is not None:
+        sys.stderr.write(f"coldstart: cannot park the engine, which stays asleep: {reason}\n")
+    return not engine.is_lost
+
+
 def _tell(connection: Channel, message: dict[str, Any]) -> None:
     with suppress(OSError):  # the client may have disconnected
         connection.send(message)
@@ -278,7 +286,9 @@ async def _reside(plan: LaunchPlan, level: str, listening: Path, acknowledge: in
         gc.enable()
         backend = backend or await sleep.manage_worker_weights(engine, str(args.model))
         await engine.sleep(SLEEP_LEVELS[level])
-        parked = await ParkedEngine.create(engine) if level == PARKED else None
+        parked = await ParkedEngine.find(engine) if level == PARKED else None
+        if parked is not None and not await _park(parked):
+            raise ParkingError(parked.reason)
         listening.with_name(fingerprint.MODULES).write_text(json.dumps(fingerprint.list_imported_files()))
         with Listener(listening) as listener:
             os.write(acknowledge, b"1")
@@ -290,7 +300,7 @@ async def _reside(plan: LaunchPlan, level: str, listening: Path, acknowledge: in
                 ).serve_requests()
             finally:
                 if parked is not None:
-                    parked.close()
+                    await parked.close()
         return 0
 
 

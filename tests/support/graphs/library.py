@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from coldstart.system.devices import parker
+
 SOURCE = Path(__file__).with_name("fake_cuda.c")
 PLACE = Path(__file__).parents[3] / ".cache/tests"
 
@@ -33,3 +35,14 @@ def fake_cuda() -> ctypes.CDLL:
     library.fake_pin.argtypes = (ctypes.c_uint64,)
     library.fake_add_node.argtypes = (ctypes.c_void_p, ctypes.c_int)
     return library
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the directory in which the double of the driver keeps the states of processes."""
+    place = tmp_path / "driver"
+    place.mkdir()
+    (place / parker.LIBRARY).symlink_to(fake_cuda()._name)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(place))
+    monkeypatch.setenv("CUDA_FAKE_CHECKPOINTS", str(place))
+    return place

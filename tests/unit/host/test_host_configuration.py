@@ -71,6 +71,12 @@ def test_example_of_the_documentation_is_read(tmp_path: Path) -> None:
             r"models\.m\.tiers\[0\]: missing key penalty_s",
         ),
         (
+            'memory = "1GiB"\n'
+            + MODEL
+            + 'args = ["--nnodes", "2"]\ntiers = [{name = "parked", memory = 0, penalty_s = 2}]\n',
+            "models.m.tiers: parking supports only one engine on one host, but --nnodes is 2",
+        ),
+        (
             'memory = "1GiB"\nmodels = 3\n',
             "no model is configured: at least one table .models.NAME. is required",
         ),

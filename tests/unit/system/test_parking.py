@@ -13,7 +13,6 @@ import pytest
 from coldstart.contract.arguments import Arguments
 from coldstart.system.devices import parker, parking
 from coldstart.system.devices.parking import CHECKPOINTED, RUNNING, Parking, ParkingError
-from tests.support.graphs.library import fake_cuda
 
 STEPS = ("lock", "checkpoint", "restore", "unlock")
 
@@ -57,11 +56,8 @@ class Device:
 
 
 @pytest.fixture
-def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
-    (tmp_path / parker.LIBRARY).symlink_to(fake_cuda()._name)
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    monkeypatch.setenv("CUDA_FAKE_CHECKPOINTS", str(tmp_path))
-    found = Device(tmp_path)
+def device(checkpoints: Path) -> Iterator[Device]:
+    found = Device(checkpoints)
     yield found
     for process in found.processes:
         process.kill()

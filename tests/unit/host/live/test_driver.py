@@ -2,17 +2,22 @@
 
 import asyncio
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from support.fake_model import generated
 from support.fake_upstream import TWO, staged, wait_until
 
+from coldstart.contract.graphs import WORKER_REPORT
 from coldstart.errors import UsageError
 from coldstart.host import configuration
 from coldstart.host.live import lifecycle
 from coldstart.host.live.profiles import MemoryMeter
+from coldstart.system.devices import parker
+from coldstart.system.devices.parking import CHECKPOINTED, RUNNING
 
 
 def _parsed(models: Any = None, **limits: Any) -> configuration.HostFile:
@@ -183,3 +188,51 @@ async def test_evicted_model_sleeps_when_its_server_can_else_stops(
         loads = 2 if wakes else 3
         assert f'coldstart_start_phase_seconds_count{{mode="fake",phase="read tensors"}} {loads}.0' in text
         assert 'phase="read tensors"' not in "".join(line for line in text.splitlines() if tier in line)
+
+
+@pytest.mark.parametrize("fault", ["", "the workers", "the driver", "a rank dies", "the server dies"])
+async def test_sleeping_model_is_parked_when_another_needs_the_rest_of_its_memory(
+    tmp_path: Path, checkpoints: Path, fault: str
+) -> None:
+    tiers = [
+        {"name": "asleep-1", "memory": 4, "penalty_s": 0.1},
+        {"name": "parked", "memory": 0, "penalty_s": 0.2},
+    ]
+    models = {**TWO, "a": {**TWO["a"], "tiers": tiers, "args": SLEEP}, "c": {**TWO["b"], "memory": 14}}
+    rank = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    state = checkpoints / str(rank.pid)
+    state.write_text(str(RUNNING))
+    async with staged(tmp_path, models) as stage:
+        stage.servers.sleeps = True
+        stage.servers.reports = [None if fault == "the workers" else {"pid": rank.pid}]
+        for name in "ab":
+            assert (await stage.ask(model=name, prompt=1))[0] == 200
+        assert stage.model("a")["tier"] == "asleep-1" and state.read_text() == str(RUNNING)
+        if fault == "the driver":
+            (checkpoints / "fail").write_text("1 error")
+        assert (await stage.ask(model="c", prompt=1))[0] == 200
+        parks = fault not in ("the workers", "the driver")
+        assert stage.model("a")["tier"] == ("parked" if parks else "stopped")
+        assert state.read_text() == str(CHECKPOINTED if parks else RUNNING)
+        first = stage.servers.begun[0]
+        if fault == "a rank dies":
+            rank.kill()
+            rank.wait()
+            status, _, body = await stage.ask(model="a", prompt=2)
+            assert status == 503 and "CUDA_ERROR_INVALID_VALUE" in body["error"]["message"]
+        elif fault == "the server dies":
+            first.over.set()
+            await wait_until(lambda: stage.model("a")["state"] == "failed")
+        await wait_until(lambda: stage.driver.core.models["a"].retry_at < stage.driver.clock())
+        assert (await stage.ask(model="a", prompt=2))[0] == 200
+        assert len([one for one in stage.servers.begun if one.launch.name == "a"]) == (1 if not fault else 2)
+        if not fault:
+            rpc = [
+                f"/collective_rpc {name}"
+                for name in (WORKER_REPORT, "checkpoint_prepare", "checkpoint_restore")
+            ]
+            assert first.paths == ["/v1/completions", "/sleep?level=1", *rpc, "/wake_up", "/v1/completions"]
+            assert state.read_text() == str(RUNNING)
+    rank.kill()
+    rank.communicate()
+    assert not [one for one in psutil.Process().children() if parker.__name__ in one.cmdline()]

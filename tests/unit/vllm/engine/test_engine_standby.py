@@ -20,14 +20,13 @@ import pytest
 from support.processes import has_ended, wait_until
 from tools import tiny_models
 
-from coldstart.contract.plan import LaunchPlan
+from coldstart.contract.plan import SLEEP_LEVELS, LaunchPlan
 from coldstart.host.launches import Launch
 from coldstart.host.live.lifecycle import LocalReplica
 from coldstart.launch import server_process
 from coldstart.system import paths, timeline
-from coldstart.system.devices import parker, parking
+from coldstart.system.devices import parking
 from coldstart.system.ipc import addresses, peers
-from tests.support.graphs.library import fake_cuda
 
 DOUBLE = Path(__file__).parents[3] / "support" / "sleeping_engine.py"
 READY_S = 240.0
@@ -72,17 +71,6 @@ class Resident:
     def worker_calls(self) -> list[str]:
         """Return the calls of the worker so far."""
         return self.socket.with_name("asked").read_text().splitlines()
-
-
-@pytest.fixture
-def checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the directory in which the double of the driver keeps the states of processes."""
-    place = tmp_path / "driver"
-    place.mkdir()
-    (place / parker.LIBRARY).symlink_to(fake_cuda()._name)
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(place))
-    monkeypatch.setenv("CUDA_FAKE_CHECKPOINTS", str(place))
-    return place
 
 
 def _start(place: Path, level: str, *more: str) -> tuple[Resident, int]:
@@ -230,7 +218,10 @@ def test_parked_engine_returns_to_its_device_for_a_server_and_only_sleeps_when_t
 
 @pytest.mark.vllm
 @pytest.mark.timeout(2 * READY_S)
-async def test_server_that_slept_at_level_2_has_its_weights_when_its_host_wakes_it(home: Path) -> None:
+@pytest.mark.parametrize("tier", ["asleep-2", pytest.param("parked", marks=pytest.mark.nightly)])
+async def test_server_has_its_weights_when_its_host_wakes_it(
+    home: Path, checkpoints: Path, tier: str
+) -> None:
     port = addresses.find_free_port()
     hosted, reader = _start(home / "hosted", "server", "--port", str(port))
     process, hosted.port = server_process.ChildServer(hosted.process), port
@@ -238,10 +229,17 @@ async def test_server_that_slept_at_level_2_has_its_weights_when_its_host_wakes_
         server_process.await_readiness(process, reader, timeline.now(), READY_S)
         server: Any = SimpleNamespace(socket=("127.0.0.1", port))
         replica = LocalReplica(Launch("tiny", "tiny"), server, 0.0)
-        text = hosted.ask()
-        assert await replica.sleep("asleep-2", READY_S) is None
-        assert await replica.wake(READY_S) is None and hosted.ask() == text
-        assert hosted.worker_calls() == ["sleep 2", *WOKEN["asleep-2"][1:]]
+        text, calls = hosted.ask(), [f"sleep {SLEEP_LEVELS[tier]}"]
+        await replica.sleep(tier)
+        (state,) = (path for path in checkpoints.iterdir() if path.name.isdigit())
+        if tier == "parked":
+            assert state.read_text() == str(parking.CHECKPOINTED)
+            calls += ["prepare", "restore"]
+        await replica.wake()
+        assert state.read_text() == str(parking.RUNNING) and hosted.ask() == text
+        assert hosted.worker_calls() == [*calls, *WOKEN.get(tier, WOKEN["asleep-1"])[1:]]
+        if replica.parked is not None:
+            await replica.parked.close()
         replica.upstream.close()
     finally:
         process.signal(signal.SIGKILL)
