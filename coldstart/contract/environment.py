@@ -218,7 +218,7 @@ VLLM_PP_LAYER_PARTITION = _foreign(
 VLLM_CACHE_ROOT = _foreign("VLLM_CACHE_ROOT", "Directory of vLLM's cache; set for every start.")
 VLLM_SERVER_DEV_MODE = _foreign(
     "VLLM_SERVER_DEV_MODE",
-    "1: enable vLLM's development routes, such as sleep; a host sets it for models with a sleeping tier.",
+    "1: enable vLLM's development routes, such as sleep; set for servers that a host or `materialize` puts to sleep.",
 )
 TORCHINDUCTOR_CACHE_DIR = _foreign(
     "TORCHINDUCTOR_CACHE_DIR", "Directory of Inductor's cache; set for every start."

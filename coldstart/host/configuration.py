@@ -17,7 +17,7 @@ aliases = ["llama"]         # additional names; mode, on_miss, revision and untr
 
 [[models.llama2-7b.tiers]]  # optional, between awake and stopped, in order of increasing penalty_s
 name = "asleep-1"
-memory = "1GiB"
+memory = "1GiB"             # default on a live host: what the bundle has measured on a GPU
 penalty_s = 0.5
 host_memory = "14GiB"
 
@@ -87,13 +87,14 @@ class Profile:
     """Estimated memory in bytes and start time in seconds of a model, and the source of these estimates.
 
     `memory` is the usage of the ready model. `shared` is the part of it that the server shares with the runtime template
-    from which it is forked.
+    from which it is forked. `tiers` is the usage in each sleeping tier whose usage is known.
     """
 
     memory: int
     start_s: float
     source: str
     shared: int = 0
+    tiers: Mapping[str, int] = field(default_factory=dict)
 
 
 Profiles = Callable[[Launch], Profile]
@@ -102,12 +103,22 @@ Adopt = Callable[[Launch], tuple[Arguments, str]]
 
 
 @dataclass(frozen=True)
+class TierTable:
+    """A tier's table in the host file. If `memory` is None, a profile supplies the value."""
+
+    name: str
+    penalty_s: tables.Seconds
+    memory: tables.Size | None = None
+    host_memory: tables.Size = 0
+
+
+@dataclass(frozen=True)
 class ModelTable(Launch):
     """A model's table in the host file. If `memory` or `start_s` is None, a profile supplies the value."""
 
     memory: tables.Size | None = None
     start_s: tables.Seconds | None = None
-    tiers: tuple[Tier, ...] = ()
+    tiers: tuple[TierTable, ...] = ()
     pinned: bool = False
     idle_s: tables.Seconds | None = None
     prewarm: Annotated[str, check_cron_expression] | None = None
@@ -225,24 +236,37 @@ def _build_spec(model: ModelTable, profiles: Profiles | None, shares: bool) -> M
     given: dict[str, Any] = {
         key: one for key in ("memory", "start_s") if (one := getattr(model, key)) is not None
     }
-    if profiles is None or len(given) == 2:
+    if profiles is None or (len(given) == 2 and all(tier.memory is not None for tier in model.tiers)):
         tables.require_keys(given, ("memory", "start_s"), f"models.{model.name}")
         known = Profile(source="file", **given)
     else:
         given |= {} if model.memory is None else {"source": "file", "shared": 0}
         known = replace(profiles(model), **given)
-    if any(tier.name == PARKED for tier in model.tiers) and (limit := find_engine_limit(model.args)):
-        raise UsageError(f"models.{model.name}.tiers: {limit[0]}", hint=limit[1])
     memory = known.memory - (known.shared if shares else 0)
     return ModelSpec(
         model.name,
-        (Tier(AWAKE, memory, 0.0), *model.tiers, stopped(known.start_s)),
+        (Tier(AWAKE, memory, 0.0), *_build_tiers(model, known), stopped(known.start_s)),
         model.pinned,
         model.idle_s,
         model.prewarm,
         model.devices,
         known.source,
     )
+
+
+def _build_tiers(model: ModelTable, known: Profile) -> Iterator[Tier]:
+    """Yield the tiers between awake and stopped. Raises UsageError if a tier is impossible or its memory is unknown."""
+    place = f"models.{model.name}.tiers"
+    for tier in model.tiers:
+        if tier.name == PARKED and (limit := find_engine_limit(model.args)):
+            raise UsageError(f"{place}: {limit[0]}", hint=limit[1])
+        memory = known.tiers.get(tier.name) if tier.memory is None else tier.memory
+        if memory is None:
+            raise UsageError(
+                f"{place}: the memory of {tier.name} is unknown, because no bundle has measured it",
+                hint=f"set memory, or run `coldstart materialize {model.model} --force` with its args on a GPU",
+            )
+        yield Tier(tier.name, memory, tier.penalty_s, tier.host_memory)
 
 
 DEFAULTS = ("idle_s", "on_miss")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
 import signal
+import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from coldstart.artifacts.manifest import Provenance
 from coldstart.artifacts.writer import BundleDraft
 from coldstart.contract import fallback
 from coldstart.contract.arguments import Arguments
-from coldstart.contract.environment import SUPERVISOR_PID, TIMELINE_EVENTS
+from coldstart.contract.environment import SUPERVISOR_PID, TIMELINE_EVENTS, VLLM_SERVER_DEV_MODE
 from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.errors import CommandFailedError
@@ -31,18 +34,22 @@ from coldstart.models.inspection import NOT_MADE, PROOF_FAILED
 from coldstart.models.resolution import ResolvedModel
 from coldstart.scheduling import profiling
 from coldstart.system import runtime, secrets, timeline
+from coldstart.system.devices import nvml, parking
 from coldstart.system.devices.nvml import PeakMemory
 from coldstart.system.proc import exits, processes
 from coldstart.system.proc.scratch import PROOF, private_directory, use_scratch_directory
 from coldstart.system.start_progress import ProgressText, StartProgress
 from coldstart.system.timeline import Timeline
 from coldstart.vllm.engine import rejection
+from coldstart.vllm.engine.sleeping import ParkedEngine, RemoteEngine
 from coldstart.weights import weights_plan as weights
 
 # Sections that a start restores and that can make the test start fail, the most likely cause first.
 _RESTORED = ("graphs", "compile")
 # Largest share of a start without graphs that a start with them may take to count as shorter: starts differ by some percent.
 _SHORTER = 0.95
+# Seconds within which the server of a test start must go to sleep.
+_SLEEP_S = 600.0
 
 
 class VerificationFailedError(CommandFailedError):
@@ -106,6 +113,20 @@ def choose_kv_cache_arguments(sizing: Mapping[str, object], vllm_args: Arguments
     # This is the size in a start from the bundle, whose plan leaves a different margin than vLLM's profiling.
     size = plans[0]["kv_cache_memory_bytes"] if isinstance(plans, list) and plans else sizing["bytes"]
     return ["--kv-cache-memory-bytes", str(size)]
+
+
+def _post(place: Path, path: str, body: bytes) -> bytes:
+    """Send a POST request to the Unix socket `place`, and return the body of the response. Raises OSError or HTTPException."""
+    with closing(HTTPConnection("server")) as connection, socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(_SLEEP_S)
+        sock.connect(str(place))
+        connection.sock = sock
+        connection.request("POST", path, body)
+        response = connection.getresponse()
+        content = response.read()
+    if response.status != 200:
+        raise ConnectionError(f"POST {path} returned HTTP status {response.status}")
+    return content
 
 
 class Assembly:
@@ -271,6 +292,8 @@ class Assembly:
         """Start from copies of the sections. With `sized`, the KV cache has the size of a start with graphs."""
         info = self._read("modelinfo")
         environment = {TIMELINE_EVENTS: str(self.locate_events("proof"))}
+        sleeps = not runtime.targets_cpu() and self.vllm_args.contains_flag("enable_sleep_mode")
+        environment |= {VLLM_SERVER_DEV_MODE: "1"} if sleeps else {}
         # The path is short, because the path of a Unix socket can have at most 107 bytes.
         with (
             (self.work / "proof.log").open("wb") as log,
@@ -286,6 +309,7 @@ class Assembly:
                 sections = [name for name in ("compile", "graphs") if (self.out / name).is_dir()]
                 require_fast_path(running.report, sections, canary="canary" in info)
                 memory = processes.measure_pss_bytes(processes.list_tree(process.pid))
+                asleep = self._measure_asleep(directory / "socket", device) if sleeps else {}
             except CommandFailedError as error:
                 tail = exits.read_log_tail(self.work / "proof.log").splitlines()
                 lines = [f"{error.message}; the end of its log:", *tail]
@@ -298,9 +322,38 @@ class Assembly:
             "memory_bytes": memory,
             # What a host or a fleet reserves on the device. vLLM's CPU build holds nothing there.
             "device_bytes": None if runtime.targets_cpu() else device.peak_bytes,
+            **asleep,
             "spans": Timeline.read(self.locate_events("proof")).sum_phases(),
             "offline_spans": Timeline.read(self.locate_events("offline")).sum_phases(),
         }
+
+    def _measure_asleep(self, place: Path, device: PeakMemory) -> dict[str, int | None]:
+        """Return the device memory in bytes of the server at the socket `place` while it sleeps and while it is parked.
+
+        The first figure that cannot be measured is missing, with those after it, and the bundle contains the reason.
+        """
+        sizes: dict[str, int | None] = {}
+        try:
+            asyncio.run(self._sleep_and_park(place, device, sizes))
+        except Exception as error:  # noqa: BLE001 - the bundle is valid without these figures
+            self.not_made["parked_bytes" if sizes else "asleep_bytes"] = str(error) or type(error).__name__
+        return sizes
+
+    async def _sleep_and_park(self, place: Path, device: PeakMemory, sizes: dict[str, int | None]) -> None:
+        engine = RemoteEngine(lambda path, body: asyncio.to_thread(_post, place, path, body))
+        await engine.sleep(1)
+        sizes["asleep_bytes"] = device.read_current_bytes()
+        limit = parking.find_engine_limit(self.vllm_args)
+        if limit := limit or parking.find_limit(nvml.read_driver_version()):
+            raise parking.ParkingError(limit[0])
+        parked = await ParkedEngine.find(engine)
+        try:
+            if reason := await parked.park():
+                raise parking.ParkingError(reason)
+            sizes["parked_bytes"] = device.read_current_bytes()
+            await parked.unpark()  # a parked engine does not react to SIGTERM
+        finally:
+            await parked.close()
 
     def _show(self, figures: StartProgress) -> None:
         self._say(ProgressText(figures.describe()))

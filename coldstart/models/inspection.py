@@ -28,6 +28,7 @@ NOT_MADE = "not_made"
 # Prefix of the reason for a missing section that another attempt may build.
 PROOF_FAILED = "the verification run failed with it"
 _Section = TypeVar("_Section")
+_Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
 @dataclass(frozen=True)
@@ -250,13 +251,16 @@ def read_recorded_arguments(bundle: Bundle) -> Arguments | None:
 class VerificationStart(msgspec.Struct, frozen=True):
     """Measurements of the test start that verified a bundle: time to ready in seconds, and memory in bytes.
 
-    `device_bytes` is the peak over all GPUs. It is None for vLLM's CPU build or if no driver reported it. `spans` are the
-    seconds of each stage, summed over all ranks.
+    `device_bytes` is the peak over all GPUs, and `asleep_bytes` and `parked_bytes` are what the engine occupied there
+    while it slept and while it was parked. They are None if they were not measured, as with vLLM's CPU build. `spans` are
+    the seconds of each stage, summed over all ranks.
     """
 
     ready_s: Annotated[float, msgspec.Meta(ge=0)]
     memory_bytes: Annotated[int, msgspec.Meta(gt=0, le=1 << 62)]
-    device_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)] | None = None
+    device_bytes: _Size | None = None
+    asleep_bytes: _Size | None = None
+    parked_bytes: _Size | None = None
     spans: dict[str, float] = {}
 
 

@@ -62,6 +62,16 @@ def test_inspect_shows_all_parts(run: Run, bundle: Bundle) -> None:
             {"ready_s": 9.09, "memory_bytes": 829224960, "device_bytes": 15 << 30},
             "790.8 MiB of memory, and 15.0 GiB on the device\n",
         ),
+        (
+            {
+                "ready_s": 9.09,
+                "memory_bytes": 9,
+                "device_bytes": 15 << 30,
+                "asleep_bytes": 3 << 29,
+                "parked_bytes": 0,
+            },
+            "and 15.0 GiB on the device, 1.5 GiB asleep, 0 B parked\n",
+        ),
         ({"ready_s": None}, "test start not recorded\n"),
     ],
 )

@@ -1,7 +1,7 @@
 """Find the bundle, memory, start time and devices of a model before its first start on this host.
 
 The `stages` section of a bundle records how long its verification run took to become ready, and how much memory it used: on
-the CPU the proportional set size of its processes, and on GPUs the peak of the memory used on all devices together.
+the CPU the proportional set size of its processes, and on GPUs the memory used on all devices together, at most and asleep.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from pathlib import Path
 from coldstart.artifacts.bundle import accept_any
 from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
+from coldstart.contract.plan import PARKED
 from coldstart.errors import UsageError
-from coldstart.host.configuration import HostFile, Profile, Profiles
+from coldstart.host.configuration import HostFile, ModelTable, Profile, Profiles
 from coldstart.host.launches import FAIL, FORKED, Launch
 from coldstart.models import inspection, resolver
 from coldstart.models.inspection import BundleLookup
@@ -97,7 +98,7 @@ def create_profile_reader(cache: Cache, *, offline: bool) -> Profiles:
 
     def profile(launch: Launch) -> Profile:
         found = look_up_required_bundle(launch, cache, offline=offline)
-        known = choose_profile(launch, found)
+        known = choose_profile(launch, found, launch.memory if isinstance(launch, ModelTable) else None)
         forked = launch.mode in FORKED
         shared = min(find_template_bytes(), known.memory * 3 // 4) if forked else 0
         return replace(known, shared=shared)
@@ -118,7 +119,10 @@ def choose_profile(launch: Launch, found: BundleLookup, memory: int | None = Non
     """
     start, on_cpu = found.bundle and inspection.read_verification_start(found.bundle), runtime.targets_cpu()
     if start and (known := memory or (start.memory_bytes if on_cpu else start.device_bytes)):
-        return Profile(known, start.ready_s, "bundle")
+        # Both sleep levels release the same memory of the device.
+        sizes = {"asleep-1": start.asleep_bytes, "asleep-2": start.asleep_bytes, PARKED: start.parked_bytes}
+        tiers = {name: size for name, size in sizes.items() if size is not None}
+        return Profile(known, start.ready_s, "bundle", tiers=tiers)
     if on_cpu:
         return estimate_profile(launch, found.model.path)
     if memory:

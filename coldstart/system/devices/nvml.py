@@ -133,7 +133,7 @@ class PeakMemory:
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._before = read_gpu_state().free_bytes
-        self._held = self._missing = 0
+        self._held = self._missing = 0  # peaks, by process and by free memory
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="device-memory", daemon=True)
 
@@ -157,14 +157,21 @@ class PeakMemory:
         while not self._ended.wait(self.INTERVAL_S):
             self._sample()
 
+    def read_current_bytes(self) -> int | None:
+        """Return the memory in use now in bytes, measured in the same way as the peak, or None if there is no peak."""
+        held, missing = self._read()
+        return (held if self._held else missing) if self.peak_bytes else None
+
     def _sample(self) -> None:
+        held, missing = self._read()
+        self._held, self._missing = max(self._held, held), max(self._missing, missing)
+
+    def _read(self) -> tuple[int, int]:
+        held = 0
         with suppress(ProcessLookupError):
-            self._held = max(self._held, read_tree_memory(self._pid) or 0)
-        missing = sum(
-            max(0, before - now)
-            for before, now in zip(self._before, read_gpu_state().free_bytes, strict=False)
-        )
-        self._missing = max(self._missing, missing)
+            held = read_tree_memory(self._pid) or 0
+        free = zip(self._before, read_gpu_state().free_bytes, strict=False)
+        return held, sum(max(0, before - now) for before, now in free)
 
 
 @contextmanager

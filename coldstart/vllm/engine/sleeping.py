@@ -61,8 +61,7 @@ async def wake_engine(engine: Any, level: int) -> None:
 class ParkedEngine:
     """Sleeping vLLM engine whose ranks can free all of their GPU memory.
 
-    `reason` is why the engine could not be parked, or None if the last attempt succeeded. An engine that `is_lost` is
-    unusable.
+    `reason` is why the last attempt to park it failed, or None. An engine that `is_lost` is unusable.
     """
 
     def __init__(self, engine: Any, parking: Parking) -> None:

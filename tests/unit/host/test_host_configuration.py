@@ -71,9 +71,13 @@ def test_example_of_the_documentation_is_read(tmp_path: Path) -> None:
             r"models\.m\.tiers\[0\]: missing key penalty_s",
         ),
         (
+            'memory = "1GiB"\n' + MODEL + 'tiers = [{name = "asleep-1", penalty_s = 1}]\n',
+            r"models\.m\.tiers: the memory of asleep-1 is unknown, because no bundle has measured it",
+        ),
+        (
             'memory = "1GiB"\n'
             + MODEL
-            + 'args = ["--nnodes", "2"]\ntiers = [{name = "parked", memory = 0, penalty_s = 2}]\n',
+            + 'args = ["--nnodes", "2"]\ntiers = [{name = "parked", penalty_s = 1}]\n',
             "models.m.tiers: parking supports only one engine on one host, but --nnodes is 2",
         ),
         (
@@ -122,6 +126,16 @@ def test_describe_limits_names_the_machine_and_each_model_that_the_limit_does_no
     assert len(list(configuration.describe_limits(file, None))) == 1
     (above, *_) = configuration.describe_limits(parse(table | {"memory": "1200MiB"}), 1 << 30)
     assert above == "the memory limit is 1200.0 MiB, but this machine has 1024.0 MiB"
+
+
+def test_tier_without_memory_has_that_of_the_bundle() -> None:
+    tier = {"name": "parked", "penalty_s": 1.0}
+    table = {"memory": 10, "models": {"m": {"memory": 5, "start_s": 2.0, "tiers": [tier]}}}
+    known = configuration.Profile(7, 3.0, "bundle", shared=1, tiers={"parked": 0})
+    (model,) = parse(table, lambda launch: known).models
+    assert [(tier.name, tier.memory, tier.penalty_s) for tier in model.tiers] == [
+        ("awake", 5, 0.0), ("parked", 0, 1.0), ("stopped", 0, 2.0)
+    ]  # fmt: skip
 
 
 SIZES = {"small": "60GiB", "large": "61GiB"}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socketserver
 import subprocess
 import sys
 import tempfile
@@ -9,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +22,8 @@ from tools import bundles
 from tools.bundles import key
 
 from coldstart.contract.arguments import Arguments
-from coldstart.contract.graphs import EngineTask
+from coldstart.contract.environment import VLLM_SERVER_DEV_MODE
+from coldstart.contract.graphs import WORKER_REPORT, EngineTask
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailedError
 from coldstart.launch import pruning
@@ -206,6 +209,66 @@ def test_the_proof_start_records_its_peak_on_the_devices(
     monkeypatch.setattr(assembly.Timeline, "read", lambda _: assembly.Timeline())
     stages = materialization._run_test_start()
     assert stages["device_bytes"] == (None if on_cpu else 10 * GIB) and stages["memory_bytes"] > 0
+
+
+class _Sleeper(BaseHTTPRequestHandler):
+    """Server that sleeps and reports its process. `device` is the fake NVML library."""
+
+    device: Fake
+    reports: list[Any]
+
+    def do_POST(self) -> None:
+        method = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
+        gib = {"/sleep?level=1": 2, '{"method": "checkpoint_prepare"}': 0}.get(method or self.path)
+        if gib is not None:
+            self.device.run(0, os.getpid(), gib * GIB)
+        body = json.dumps({"results": self.reports if WORKER_REPORT in method else [None]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize("missing", ["", "parked_bytes", "asleep_bytes"])
+def test_the_proof_start_of_a_gpu_records_what_a_sleeping_server_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: Fake, checkpoints: Path, missing: str
+) -> None:
+    fake.add(free=100)
+    _Sleeper.device, _Sleeper.reports = fake, [{"pid": os.getpid()} if not missing else None]
+    (checkpoints / str(os.getpid())).write_text("0")
+    arguments = Arguments(("--enable-sleep-mode",))
+    made = Assembly(ResolvedModel("m", tmp_path, None, None, {}), arguments, "sha256:00", tmp_path, _phase)
+    (made.out / "modelinfo.json").write_text("{}")
+    modes, servers = [], list[socketserver.UnixStreamServer]()
+
+    def start(plan: LaunchPlan, output: Any) -> tuple[Any, None]:
+        modes.append(plan.env[VLLM_SERVER_DEV_MODE])
+        if missing != "asleep_bytes":
+            servers.append(socketserver.UnixStreamServer(str(plan.vllm_args.get_value("uds")), _Sleeper))
+            threading.Thread(target=servers[0].serve_forever, daemon=True).start()
+        fake.run(0, os.getpid(), 9 * GIB)
+        return SimpleNamespace(pid=os.getpid(), signal=lambda number: None, wait=lambda: 0), None
+
+    ready = SimpleNamespace(report={"fast_path": {}, "fallbacks": []}, ready_s=1.0)
+    monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
+    monkeypatch.setattr(assembly.server_process, "start_fresh", start)
+    monkeypatch.setattr(assembly.server_process, "await_readiness", lambda *_: ready)
+    monkeypatch.setattr(assembly.Timeline, "read", lambda _: assembly.Timeline())
+    made.verify_by_start()
+    stages, expected = json.loads((made.out / "stages.json").read_text()), {"asleep_bytes": 2 * GIB}
+    if not missing:
+        assert (checkpoints / str(os.getpid())).read_text() == "0", "the server continues and ends"
+        expected["parked_bytes"] = 0
+    assert stages["device_bytes"] == 9 * GIB and modes == ["1"]
+    assert {name: size for name, size in stages.items() if name in ("asleep_bytes", "parked_bytes")} == (
+        expected if missing != "asleep_bytes" else {}
+    )
+    assert list(stages.get("not_made", {})) == ([missing] if missing else [])
+    for server in servers:
+        server.shutdown()
+        server.server_close()
 
 
 def test_bundle_says_why_it_lacks_one(materialization: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,11 @@ STAGES = {"memory_bytes": 5, "ready_s": 2.0, "device_bytes": 9}
         (STAGES, True, Profile(5, 2.0, "bundle")),
         (STAGES | {"device_bytes": None}, True, Profile(5, 2.0, "bundle")),
         (STAGES, False, Profile(9, 2.0, "bundle")),
+        (
+            STAGES | {"asleep_bytes": 3, "parked_bytes": 0},
+            False,
+            Profile(9, 2.0, "bundle", tiers={"asleep-1": 3, "asleep-2": 3, "parked": 0}),
+        ),
         *((stages, True, None) for stages in ({**STAGES, "memory_bytes": 0}, {"ready_s": 2.0}, [], None)),
         *((STAGES | {"device_bytes": size}, False, None) for size in (None, 0, "much")),
     ],
