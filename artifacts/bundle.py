@@ -89,10 +89,7 @@ class Bundle:
 
     def read_image_manifest(self) -> bytes:
         """Read the stored bytes of the image manifest and verify their digest."""
-        return self._read(self.descriptor, LIMITS.manifest_bytes)
-
-    def _read(self, blob: oci.Descriptor, cap: int) -> bytes:
-        return read_small_blob(self.layout, blob, cap)
+        return read_small_blob(self.layout, self.descriptor, LIMITS.manifest_bytes)
 
     @cached_property
     def manifest(self) -> Manifest:
@@ -100,9 +97,8 @@ class Bundle:
 
         Raises the errors of `image_manifest`, IndexMismatchError, SectionTableError and FormatTooNewError.
         """
-        parsed = manifest.parse_manifest(
-            self._read(self.image_manifest.config, LIMITS.config_bytes), self.image_manifest
-        )
+        config = read_small_blob(self.layout, self.image_manifest.config, LIMITS.config_bytes)
+        parsed = manifest.parse_manifest(config, self.image_manifest)
         annotations = self.descriptor.annotations
         indexed = (
             annotations.get(oci.NAME, parsed.provenance.model_name),
@@ -173,8 +169,8 @@ class Bundle:
                 f"section {name} is a directory tree, not JSON",
                 hint="unpack the section with `coldstart inspect REF --tree`",
             )
-        data = self._read(entry, LIMITS.json_section_bytes)
-        return canonical.loads(data, max_bytes=LIMITS.json_section_bytes, source=f"section {name}")
+        data = read_small_blob(self.layout, entry, LIMITS.json_section_bytes)
+        return canonical.decode(data, object, max_bytes=LIMITS.json_section_bytes, source=f"section {name}")
 
     def extract_section(self, name: str, dest: Path, *, trust: TrustCheck) -> int:
         """Unpack a tree section into the new directory `dest` atomically, and return the number of entries.

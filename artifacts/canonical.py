@@ -1,4 +1,4 @@
-"""Canonical JSON writer, and JSON readers with a size limit. serialize(loads(serialize(x))) == serialize(x).
+"""Canonical JSON writer, and JSON readers with a size limit.
 
 Canonical JSON is UTF-8 with fields sorted by code point, no whitespace, shortest round-trip numbers, and no NaN or
 infinity.
@@ -46,11 +46,6 @@ def decode(data: bytes, target_type: type[_T], *, max_bytes: int, source: str) -
         raise raised(f"{source}: {error}") from error
     except (ValueError, RecursionError) as error:
         raise InvalidJsonError(f"{source} is not valid JSON: {error}") from error
-
-
-def loads(data: bytes, *, max_bytes: int, source: str) -> Any:
-    """Parse any JSON document of up to `max_bytes`. Raises the errors of `decode`."""
-    return decode(data, object, max_bytes=max_bytes, source=source)
 
 
 def parse_json(data: bytes, *, max_bytes: int = LIMITS.json_section_bytes, source: str) -> Any:

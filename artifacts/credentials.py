@@ -55,7 +55,7 @@ def find_login(host: str, environment: Mapping[str, str] = os.environ) -> Login 
     for name, entry in _get_object(config, "auths").items():
         if (
             isinstance(entry, dict)
-            and key in (name, _extract_host(name))
+            and key in (name, name.rpartition("://")[2].partition("/")[0])
             and (login := _parse_auth_entry(entry))
         ):
             return login
@@ -112,7 +112,3 @@ def _parse_auth_entry(entry: Mapping[str, Any]) -> Login | None:
     except (TypeError, ValueError):
         return None
     return Login(user, password.rstrip("\0")) if mark else None
-
-
-def _extract_host(name: str) -> str:
-    return name.partition("://")[2].partition("/")[0] if "://" in name else name.partition("/")[0]

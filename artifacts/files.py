@@ -164,13 +164,3 @@ def _flock(handle: int, operation: int, path: Path) -> None:
                 f"the file system of {path.parent} does not support file locks: {error.strerror}"
             ) from error
         raise
-
-
-def write_if_missing(path: Path, data: bytes, mode: int) -> None:
-    """Create `path` with `data` unless the file exists. If several processes call this at once, only the first writes it.
-
-    Raises NoSpaceError, ReadOnlyStoreError, NoLocksError.
-    """
-    with hold_lock(path.with_name(f".{path.name}.lock")):
-        if not os.path.lexists(path):
-            write_atomic(path, data, mode=mode)

@@ -44,14 +44,13 @@ class SectionType:
         return f"application/vnd.coldstart.section.{self.name}.v{self.version}{_SUFFIX[self.encoding]}"
 
 
-def _define_types(names: tuple[str, ...], *, executable: bool, encoding: Encoding) -> dict[str, SectionType]:
-    return {name: SectionType(name, 1, executable, encoding) for name in names}
-
-
 # Other types (of a newer minor version) are retained and reported, but never opened or executed.
 SECTION_TYPES: Mapping[str, SectionType] = MappingProxyType(
-    _define_types(("kv", "modelinfo", "weights", "iterations", "stages"), executable=False, encoding="json")
-    | _define_types(("compile", "graphs"), executable=True, encoding="tar.zst")
+    {
+        one: SectionType(one, 1, False, "json")
+        for one in ("kv", "modelinfo", "weights", "iterations", "stages")
+    }
+    | {one: SectionType(one, 1, True, "tar.zst") for one in ("compile", "graphs")}
 )
 
 

@@ -119,7 +119,7 @@ class RegistrySession:
 
 def _extract_token(data: bytes, realm: str) -> str:
     try:
-        document = canonical.loads(data, max_bytes=_TOKEN_CAP, source="token")
+        document = canonical.decode(data, object, max_bytes=_TOKEN_CAP, source="token")
     except BundleError as error:
         raise RemoteDeniedError(f"{realm} returned a token response that is not JSON") from error
     members = document if isinstance(document, dict) else {}

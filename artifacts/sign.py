@@ -11,6 +11,7 @@ body contains the digest of the manifest.
 from __future__ import annotations
 
 import base64
+import os
 import re
 import shlex
 from collections.abc import Mapping
@@ -121,7 +122,9 @@ def load_host_key(state_dir: Path) -> HostKey:
                 Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
             )
             files.create_private_directory(path.parent)
-            files.write_if_missing(path, pem, 0o600)
+            with files.hold_lock(path.with_name(f".{path.name}.lock")):  # only the first process writes
+                if not os.path.lexists(path):
+                    files.write_atomic(path, pem, mode=0o600)
     require_unexposed(path, state_dir)
     key = read_key(path)
     add_trusted_key(trust_dir(state_dir), key.public_pem, name="host")

@@ -158,11 +158,6 @@ class _BoundedReader:
             yield data
 
 
-def list_members(reader: VerifiedReader, entry: Descriptor) -> list[TarMember]:
-    """Read a tree to its end, and return its members without unpacking them. Raises the errors of `extract_tree`."""
-    return _read_tree(reader, entry, None)
-
-
 def extract_tree(reader: VerifiedReader, entry: Descriptor, dest: Path) -> int:
     """Unpack a tree into the new directory `dest` and return the number of files and directories.
 
@@ -175,14 +170,18 @@ def extract_tree(reader: VerifiedReader, entry: Descriptor, dest: Path) -> int:
     with translate_os_errors(f"extracting {entry.section_type}"):
         partial.mkdir(parents=True)
         try:
-            members = _read_tree(reader, entry, partial)
+            members = read_tree(reader, entry, partial)
             partial.rename(dest)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     return len(members)
 
 
-def _read_tree(reader: VerifiedReader, entry: Descriptor, target: Path | None) -> list[TarMember]:
+def read_tree(reader: VerifiedReader, entry: Descriptor, target: Path | None = None) -> list[TarMember]:
+    """Read a tree to its end, and return its members. If `target` is set, write them below it.
+
+    Raises the errors of `extract_tree`.
+    """
     budget = min(LIMITS.tree_bytes, max(LIMITS.ratio_floor_bytes, LIMITS.tree_ratio * entry.size))
     decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
     stream = decompressor.stream_reader(cast("IO[bytes]", reader), read_across_frames=True, closefd=False)

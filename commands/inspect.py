@@ -164,7 +164,7 @@ def show_files(common: Common, bundle: Bundle) -> None:
         lines.append(f"  {entry.section_type} ({format_bytes(entry.size)})")
         if bundle.has_section(entry.section_type) and SECTION_TYPES[entry.section_type].encoding == "tar.zst":
             with bundle.open_section(entry.section_type) as reader:
-                members = [member for member in trees.list_members(reader, entry) if not member.is_directory]
+                members = [member for member in trees.read_tree(reader, entry) if not member.is_directory]
             files[entry.section_type] = [{"path": member.name, "size": member.size} for member in members]
             lines += [f"    {escape_line(member.name)}  {format_bytes(member.size)}" for member in members]
     common.out.print_result({"ref": bundle.ref, "sections": files}, "\n".join(lines))

@@ -117,7 +117,7 @@ def _read_section(bundle: Bundle, entry: Descriptor) -> None:
         return
     with bundle.open_section(entry.section_type) as reader:
         if is_supported(entry):
-            trees.list_members(reader, entry)
+            trees.read_tree(reader, entry)
         reader.drain()
 
 
