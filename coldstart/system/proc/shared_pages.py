@@ -16,15 +16,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from coldstart.system.proc.mappings import PAGE, READ_WRITE, Region, map_memory
+from coldstart.system.proc.mappings import LIBC, PAGE, READ_WRITE, Region, map_memory
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 SEPARATE = 1 << 16
 # Flag of a chunk, in glibc's malloc.c.
 _IS_MAPPED = 2
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _USUAL = -1, -3, 32 << 20
-_libc = ctypes.CDLL(None)
-_libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+LIBC.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 Places = dict[str, Region]
@@ -45,7 +44,7 @@ def allocate_on_own_pages() -> Iterator[None]:
 
     At the end of the block, glibc's thresholds are set to those that it reaches by itself when large allocations are freed.
     """
-    change = getattr(_libc, "mallopt", lambda *_: 0)
+    change = getattr(LIBC, "mallopt", lambda *_: 0)
     change(_M_MMAP_THRESHOLD, SEPARATE)
     try:
         yield
@@ -155,7 +154,7 @@ def map_if_equal(region: Region, descriptor: int, places: Places) -> bool:
         return False
     with mmap.mmap(descriptor, place.size, mmap.MAP_PRIVATE, READ_WRITE, offset=place.address) as other:
         view = ctypes.c_char.from_buffer(other)
-        is_equal = not _libc.memcmp(region.address, ctypes.addressof(view), region.size)
+        is_equal = not LIBC.memcmp(region.address, ctypes.addressof(view), region.size)
         del view
     if is_equal:
         map_memory(region.size, descriptor, region.address, offset=place.address, is_shared=False)

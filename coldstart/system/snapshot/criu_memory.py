@@ -20,6 +20,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from coldstart.artifacts.files import create_file
+
 MEMORY_FILE = "memory.img"
 MIN_RUN_BYTES = 1 << 18
 """CRIU keeps shorter runs, because each run costs a mapping. Python's arenas of small objects are longer than this, and a
@@ -186,7 +188,7 @@ def _build_file_entry(opened: list[Any], mapped: Path, size: int) -> Any:
 
 
 def _copy_pages(source: Path, target: Path, runs: Iterable[_Run]) -> None:
-    with source.open("rb") as pages, open(target, "wb", opener=_open_private) as out:
+    with source.open("rb") as pages, create_file(target, 0o600) as out:
         for run in runs:
             place, left = run.offset, run.count * _PAGE
             while left:
@@ -194,10 +196,6 @@ def _copy_pages(source: Path, target: Path, runs: Iterable[_Run]) -> None:
                 if not done:
                     raise OSError(f"{source} is truncated within a run of pages")
                 place, left = place + done, left - done
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _find_single_image(images: Path, pattern: str) -> Path:

@@ -70,13 +70,10 @@ def find_difference(built: Mapping[str, str], required: Mapping[str, str]) -> st
     """Return a message with the first engine argument that differs and both values, or None if there is no difference."""
     for name in sorted({*built, *required}):
         had, requested = built.get(name, "none"), required.get(name, "none")
-        if had != requested and not (name in MAXIMUM_ARGUMENTS and _is_larger(had, requested)):
+        is_limit = name in MAXIMUM_ARGUMENTS and had.isdecimal() and requested.isdecimal()
+        if had != requested and not (is_limit and int(had) >= int(requested)):
             return f"{name}: the prebuilt worker has {_shown(name, had)}, but this start needs {_shown(name, requested)}"
     return None
-
-
-def _is_larger(had: str, requested: str) -> bool:
-    return had.isdecimal() and requested.isdecimal() and int(had) >= int(requested)
 
 
 def _shown(name: str, value: str) -> str:

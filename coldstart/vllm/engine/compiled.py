@@ -131,8 +131,8 @@ def list_kernels(directory: Path) -> set[Path]:
     return set((directory / INDUCTOR_DIR).rglob("*.main.so"))
 
 
-def restore_forwards(model: Any, directory: Path) -> int:
-    """Set the compiled forward function of each module from an artifact directory, and return the number of modules.
+def restore_forwards(model: Any, directory: Path) -> None:
+    """Set the compiled forward function of each module from an artifact directory.
 
     Raises:
         CompiledMismatchError: The modules or their sources differ from those of the artifact; no function was set.
@@ -147,7 +147,6 @@ def restore_forwards(model: Any, directory: Path) -> int:
     for name, function in zip(names, loaded, strict=True):
         modules[name].aot_compiled_fn = function
         modules[name].was_aot_compile_fn_loaded_from_disk = True
-    return len(loaded)
 
 
 def _load(module: Any, path: Path) -> Any:
@@ -222,11 +221,16 @@ class AotArtifacts:
         # The section may contain only caches of other compilers: then vLLM requests no artifact.
         if not self.loaded_count and not self._misses and self._directory.is_dir():
             return ["vLLM requested no ahead-of-time artifact"]
-        count = _compilations() if self.loaded_count and not self._misses else 0
-        counted = (
+        if self._misses or not self.loaded_count:
+            return self._misses
+        from vllm.compilation.counter import compilation_counter
+
+        # It does not count hits in Inductor's cache.
+        if (count := compilation_counter.num_inductor_compiles) == 0:
+            return []
+        return [
             f"vLLM loaded the artifact and compiled {count} graphs again: it contains no kernels for them"
-        )
-        return [*self._misses, *([counted] if count else [])]
+        ]
 
     def add_reason(self, reason: str) -> None:
         """Add a reason why vLLM compiles."""
@@ -240,7 +244,10 @@ class AotArtifacts:
         def load(model: Any, aot_compilation_path: str) -> Any:
             laid = self.copy_from_bundle(Path(aot_compilation_path))
             compiled = original(model, aot_compilation_path)
-            self._record_load(laid, compiled is not None, Path(aot_compilation_path))
+            self.loaded_count += compiled is not None
+            if laid and compiled is None:
+                rank = Path(aot_compilation_path).parent.name
+                self.add_reason(f"{rank}: vLLM rejected the artifact and compiled again")
             return compiled
 
         module._try_load_aot_compiled_fn = load
@@ -264,15 +271,3 @@ class AotArtifacts:
         if len(artifacts) != 1:
             self.add_reason(f"{rank}: the bundle has {len(artifacts)} artifacts")
         return artifacts[0] if len(artifacts) == 1 else None
-
-    def _record_load(self, laid: bool, loaded: bool, path: Path) -> None:
-        self.loaded_count += loaded
-        if laid and not loaded:
-            self.add_reason(f"{path.parent.name}: vLLM rejected the artifact and compiled again")
-
-
-def _compilations() -> int:
-    """Return the number of graphs that Inductor compiled in this process, not counting hits in its cache."""
-    from vllm.compilation.counter import compilation_counter
-
-    return int(compilation_counter.num_inductor_compiles)

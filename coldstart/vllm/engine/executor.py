@@ -10,6 +10,8 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 
 import torch
 from vllm.config import VllmConfig
@@ -47,7 +49,7 @@ class ColdExecutor(UniProcExecutor):
             use_vllm_worker_if_needed(self.vllm_config)
             super()._init_executor()
         if built is not None:
-            self.driver_worker.worker.record_built_by_server(built.unfit)
+            self.driver_worker.worker.fall_back("worker", built.unfit)
 
     def _adopt(self, worker: WorkerWrapperBase) -> None:
         self.driver_worker = worker
@@ -58,13 +60,10 @@ def use_vllm_worker_if_needed(config: VllmConfig) -> None:
     """Select vLLM's own worker if coldstart's worker cannot be imported, and record the reason."""
     if config.parallel_config.worker_cls != components.WORKER:
         return
-    if reason := compat.find_unsupported_reason("worker", _import_worker):
+    module = components.WORKER.rpartition(".")[0]
+    if reason := compat.find_unsupported_reason("worker", partial(import_module, module)):
         compat.record_fallback("worker", f"{reason}; vLLM's own worker runs, and compiles the model")
         config.parallel_config.worker_cls = components.VLLM_WORKER
-
-
-def _import_worker() -> None:
-    import coldstart.vllm.engine.worker  # noqa: F401
 
 
 def prebuild_worker(config: VllmConfig, arguments: Mapping[str, str]) -> None:

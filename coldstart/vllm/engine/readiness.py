@@ -15,6 +15,7 @@ import os
 import sys
 import traceback
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any, NoReturn
 
 from coldstart.contract import fallback
@@ -152,7 +153,7 @@ def report_failure(error: BaseException) -> None:
     """
     descriptor = int(os.environ.get(READY_FD_ENV, "-1"))
     if descriptor >= 0:
-        failed = StartFailure.from_error(error).to_document()
+        failed = asdict(StartFailure.from_error(error))
         with suppress(OSError):
             os.write(descriptor, (json.dumps({"failed": failed}) + "\n").encode())
 

@@ -7,8 +7,8 @@ message, or the log of a process that could not report its error. `StartFailure`
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 from coldstart.errors import CHECK_FAILED, ERROR, CommandFailedError
 from coldstart.system import secrets
@@ -88,10 +88,6 @@ class StartFailure:
         """Return the failure that describes an error, on one line and without secrets."""
         text = secrets.redact_text(f"{type(error).__name__}: {' '.join(str(error).split())}")
         return find_known_failure(text) or cls(text, is_consequence=_ENGINE_FAILED in text)
-
-    def to_document(self) -> dict[str, Any]:
-        """Return the failure as a JSON object."""
-        return asdict(self)
 
     def build_error(self, error_class: type[_Error]) -> _Error:
         """Return an error of `error_class` that ends the start, so that no other start mode is tried."""

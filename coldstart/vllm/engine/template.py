@@ -52,7 +52,9 @@ def build_template(plan: LaunchPlan, level: str) -> components.Fallbacks:
 
     tqdm.monitor_interval = 0  # the monitor would be a thread
     plan.install()
-    if reason := compat.find_unsupported_reason("start", _import_everything):
+    if reason := compat.find_unsupported_reason(
+        "start", server.import_runtime
+    ) or compat.find_unsupported_reason("start", server.import_engine):
         raise RuntimeError(f"cannot build a template: {reason}")
     args, _ = server.parse_args(plan.vllm_args)
     fallbacks: components.Fallbacks = []
@@ -76,8 +78,14 @@ def build_template(plan: LaunchPlan, level: str) -> components.Fallbacks:
     elif level == ENGINE:
         from vllm.tokenizers import cached_tokenizer_from_config
 
+        from coldstart.vllm.engine import executor
+
+        if config.parallel_config.world_size > 1:
+            raise RuntimeError(
+                "cannot build an engine template for several ranks: gloo's threads do not survive a fork"
+            )
         cached_tokenizer_from_config(config.model_config)
-        prebuild_worker(config, arguments)
+        executor.prebuild_worker(config, arguments)
         # gloo listens even for a group of one rank, and a thawed template would need the same ports again.
         addresses.close_listening_sockets()
     if threading.active_count() > 1:
@@ -123,22 +131,6 @@ def is_cuda_initialized() -> bool:
     except OSError:
         return False
     return int(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))) != NOT_INITIALIZED
-
-
-def _import_everything() -> None:
-    server.import_runtime()
-    server.import_engine()
-
-
-def prebuild_worker(config: Any, arguments: dict[str, str]) -> None:
-    """Build a worker and store it for adoption by forked servers, which compare their own arguments with `arguments`."""
-    from coldstart.vllm.engine import executor
-
-    if config.parallel_config.world_size > 1:
-        raise RuntimeError(
-            "cannot build an engine template for several ranks: gloo's threads do not survive a fork"
-        )
-    executor.prebuild_worker(config, arguments)
 
 
 NOT_INITIALIZED = 3

@@ -85,7 +85,7 @@ class ColdWorker(CPUWorker):
         self.used_sections, self.fallbacks, self.restored, self.warm = {}, [], False, False
         if type(self.model_runner) is CPUModelRunner:
             if reason := compat.find_unsupported_reason("lazy-kv"):
-                self._fall_back("kv", reason)
+                self.fall_back("kv", reason)
             else:
                 self.model_runner.__class__ = LazyKvRunner
 
@@ -102,7 +102,7 @@ class ColdWorker(CPUWorker):
         if self.plan.compile_dir is None or "compile" in self.used_sections:
             return
         if reason := compat.find_unsupported_reason("compile"):
-            self._fall_back("compile", reason)
+            self.fall_back("compile", reason)
             return
         with timeline.measure("restore compiled forward", track="engine"):
             self._restore(model, Path(self.plan.compile_dir))
@@ -125,7 +125,7 @@ class ColdWorker(CPUWorker):
             self._report_unshared("the engine template loaded the weights before the fork")
 
     def _report_unshared(self, reason: str) -> None:
-        self._fall_back("sharing", f"this worker has its own copy of the weights: {reason}")
+        self.fall_back("sharing", f"this worker has its own copy of the weights: {reason}")
 
     def _share(self, stack: ExitStack) -> None:
         from coldstart.vllm.weights import sharing
@@ -143,9 +143,9 @@ class ColdWorker(CPUWorker):
             compiled.restore_forwards(model, self._get_rank_directory(directory))
             self.restored = self.used_sections["compile"] = True
         except Exception as error:  # noqa: BLE001 - a damaged or foreign artifact must not stop a server
-            self._fall_back("compile", f"{type(error).__name__}: {error}")
+            self.fall_back("compile", f"{type(error).__name__}: {error}")
         if built := len(compiled.list_kernels(directory) - kernels):
-            self._fall_back(
+            self.fall_back(
                 "compile", f"{built} kernels were rebuilt: Inductor's compile command differs on this machine"
             )
 
@@ -168,7 +168,8 @@ class ColdWorker(CPUWorker):
         compiled.copy_kernels(Path(directory))
         return None
 
-    def _fall_back(self, section: str, reason: str) -> None:
+    def fall_back(self, section: str, reason: str) -> None:
+        """Record the reason why a section of the bundle or a prebuilt worker was not used."""
         logger.warning("coldstart: %s not used: %s", section, reason)
         self.used_sections[section] = False
         self.fallbacks.append(Fallback(section, reason))
@@ -186,10 +187,6 @@ class ColdWorker(CPUWorker):
             self.sleep_mode_backend.resume(tags)
         else:
             super().wake_up(tags)
-
-    def record_built_by_server(self, reason: str) -> None:
-        """Record that the server built this worker itself, because the prebuilt worker does not match (`reason`)."""
-        self._fall_back("worker", reason)
 
     def warm_up(self) -> None:
         """Run the restored forward function once with a few tokens, which initializes its lazy state."""

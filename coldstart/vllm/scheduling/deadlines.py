@@ -20,9 +20,8 @@ class DeadlineLLM(AsyncLLM):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         settings = SchedulerSettings.from_additional_config(self.vllm_config.additional_config)
-        cached = _count_kv_tokens(self.vllm_config) * bool(
-            self.vllm_config.cache_config.enable_prefix_caching
-        )
+        cache = self.vllm_config.cache_config
+        cached = (cache.num_gpu_blocks or 0) * cache.block_size if cache.enable_prefix_caching else 0
         self._deadlines = settings.create_deadline_policy(cached)
         self._classes = RequestClasses(Path(settings.classes)) if settings.classes else None
 
@@ -37,12 +36,6 @@ class DeadlineLLM(AsyncLLM):
             priority = self._classes.find_priority(HEADERS.get())
         deadline = self._deadlines.priority(time.time(), _get_token_ids(prompt), priority)
         return await super().add_request(request_id, prompt, params, *args, priority=deadline, **kwargs)
-
-
-def _count_kv_tokens(config: Any) -> int:
-    cache_config = config.cache_config
-    tokens: int = (cache_config.num_gpu_blocks or 0) * cache_config.block_size
-    return tokens
 
 
 def _get_token_ids(prompt: Any) -> Sequence[int]:

@@ -7,6 +7,7 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -39,16 +40,11 @@ def choose_engine_client(config: Any, plan: LaunchPlan) -> Any:
 
     if not uses_deadlines(config.additional_config):
         return AsyncLLM
-    if reason := compat.find_unsupported_reason("deadline", _import_deadlines):
+    module = "coldstart.vllm.scheduling.deadlines"
+    if reason := compat.find_unsupported_reason("deadline", partial(import_module, module)):
         _add_fallback(plan, f"{reason}; requests have no deadlines")
         return AsyncLLM
-    from coldstart.vllm.scheduling.deadlines import DeadlineLLM
-
-    return DeadlineLLM
-
-
-def _import_deadlines() -> None:
-    import coldstart.vllm.scheduling.deadlines  # noqa: F401
+    return import_module(module).DeadlineLLM
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import os
 import secrets
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -31,21 +31,6 @@ from coldstart.vllm.sleep.memory import hash_tensor
 
 WEIGHTS = "weights"
 _CHUNK_WORDS = 1 << 20
-
-
-class WeightsDevice(Protocol):
-    """Memory regions that can be unmapped and mapped again at the same addresses."""
-
-    def regions(self) -> list[Region]: ...
-    def is_mapped(self, region: Region) -> bool: ...
-    def map(self, region: Region) -> None: ...
-    def unmap(self, region: Region) -> None: ...
-    def read(self, region: Region, to: int) -> None: ...
-    def write(self, region: Region, source: int) -> None: ...
-    def synchronize(self) -> None: ...
-    def digest(self, tensor: torch.Tensor) -> str: ...
-    def pin(self, address: int, size: int) -> bool: ...
-    def unpin(self, address: int) -> None: ...
 
 
 class MemoryFileWeights:
@@ -207,6 +192,10 @@ class CudaWeights:
     def unpin(self, address: int) -> None:
         call(self.d.cuCtxSetCurrent, self._context)  # another thread may call this
         call(self.d.cuMemHostUnregister, address)
+
+
+WeightsDevice = MemoryFileWeights | CudaWeights
+"""Memory regions that can be unmapped and mapped again at the same addresses."""
 
 
 def free_tensor_pages(tensors: Iterable[torch.Tensor]) -> None:

@@ -154,8 +154,10 @@ class _RankTensors:
             raise SourceLostError(str(error)) from error
 
     def _mapped(self, left: Sequence[Tensor]) -> TensorSource:
+        from vllm.distributed import get_tensor_model_parallel_world_size
+
         assert self.paths is not None
-        return FileSource(self.paths, left, ahead=_tensor_parallel_size() == 1)
+        return FileSource(self.paths, left, ahead=get_tensor_model_parallel_world_size() == 1)
 
 
 def _files(loader: ColdLoader, model_config: ModelConfig, optional: bool) -> dict[str, Path] | None:
@@ -190,12 +192,6 @@ def _rank_names(names: list[str], model_config: ModelConfig) -> list[str]:
     return stage.select_tensor_names(
         names, model_config.hf_config.to_dict(), [group.rank_in_group], group.world_size, partition
     )
-
-
-def _tensor_parallel_size() -> int:
-    from vllm.distributed import get_tensor_model_parallel_world_size
-
-    return int(get_tensor_model_parallel_world_size())
 
 
 def _shaped(tensor: Tensor, view: memoryview) -> torch.Tensor:

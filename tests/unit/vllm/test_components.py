@@ -35,13 +35,12 @@ def test_vllms_worker_runs_when_ours_cannot_be_imported(monkeypatch: pytest.Monk
     monkeypatch.setattr(compat, "fallbacks", found := [])
     chosen = SimpleNamespace(worker_cls=components.WORKER)
     config = SimpleNamespace(parallel_config=chosen)
-    monkeypatch.setattr(executor, "_import_worker", lambda: None)
     executor.use_vllm_worker_if_needed(config)  # type: ignore[arg-type]
     assert (chosen.worker_cls, found) == (components.WORKER, [])
-    monkeypatch.setattr(executor, "_import_worker", lambda: import_module("vllm.gone"))
+    monkeypatch.setitem(sys.modules, "coldstart.vllm.engine.worker", None)
     executor.use_vllm_worker_if_needed(config)  # type: ignore[arg-type]
     assert chosen.worker_cls == "vllm.v1.worker.cpu_worker.CPUWorker"
-    assert found[0].stage == "worker" and "vllm.gone" in found[0].reason
+    assert found[0].stage == "worker" and "coldstart.vllm.engine.worker" in found[0].reason
 
 
 @pytest.mark.vllm
@@ -224,7 +223,6 @@ def test_a_template_without_our_worker_still_serves(
     monkeypatch.setattr(template.server, "parse_args", lambda _: (Namespace(), []))
     monkeypatch.setattr(template.server, "create_config", lambda _: None)
     monkeypatch.setattr(template.application, "warm_up", lambda *_: None)
-    monkeypatch.setattr(template, "prebuild_worker", lambda *_: pytest.fail("built"))
     monkeypatch.setattr(template.threading, "active_count", lambda: 1)
     monkeypatch.setattr(template.gc, "freeze", lambda: None)
     monkeypatch.setattr(os, "environ", dict(os.environ))

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -180,7 +181,7 @@ def test_watch_log_reports_error_that_vllm_logs_with_its_exception(monkeypatch: 
         os.close(writer)
         with os.fdopen(reader) as pipe:
             assert [json.loads(line) for line in pipe] == [
-                {"failed": StartFailure("ValueError: no space for the KV cache").to_document()}
+                {"failed": asdict(StartFailure("ValueError: no space for the KV cache"))}
             ]
     finally:
         logger.handlers[:] = before
