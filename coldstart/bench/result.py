@@ -9,7 +9,6 @@ below 1 means a slower server.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
 from typing import Any
 
 from coldstart.bench import facts, run_order
@@ -117,7 +116,7 @@ def _summarize_mode(mode: str, measured: BenchRuns, floors: Mapping[str, Summary
         "samples": [
             {"round": run.round, "first_token_s": run.first_token_s, "cpu_s": run.cpu_s} for run in runs
         ],
-        "timeline": find_typical_run(runs).spans,
+        "timeline": min(runs, key=lambda run: abs(run.first_token_s - first_token["median"])).spans,
     }
 
 
@@ -125,12 +124,6 @@ def _summarize_by_name(runs: Sequence[Mapping[str, float]]) -> dict[str, Summary
     """Summarize the seconds of each phase or stage over the runs that have it, in order of appearance."""
     names = dict.fromkeys(name for run in runs for name in run)
     return {name: summarize([run[name] for run in runs if name in run]) for name in names}
-
-
-def find_typical_run(runs: Sequence[MeasuredRun]) -> MeasuredRun:
-    """Return the run whose first token is closest to the median."""
-    middle = median(run.first_token_s for run in runs)
-    return min(runs, key=lambda run: abs(run.first_token_s - middle))
 
 
 def _has_reference_tokens(mode: str, measured: BenchRuns) -> bool | None:

@@ -95,7 +95,10 @@ class Bench:
     def _run_round(self, index: int, order: Sequence[str], measured: BenchRuns) -> None:
         by_mode = {launcher.mode: launcher for launcher in self.launchers}
         if measured.floor_error is None:
-            self._measure_imports(measured)
+            try:
+                measured.imports_s.append(measure.measure_import_seconds())
+            except ModeUnavailableError as error:
+                measured.floor_error = str(error)
         for mode in order:
             if mode in measured.unavailable:
                 continue
@@ -114,7 +117,10 @@ class Bench:
             steady = self.settings.measure_steady_state and launcher.mode != run_order.VLLM_COLD
             finished = run(launcher, directory, replace(self.settings, measure_steady_state=steady), index)
         except ColdstartError as error:
-            _require_bundle(error)
+            if isinstance(error, ServerExitedError) and error.status == NO_BUNDLE:
+                raise NoBundleError(error.lines, hint="run `coldstart materialize MODEL`") from error
+            if not isinstance(error, CommandFailedError):
+                raise
             measured.failed.add(launcher.mode)
             measured.drop_mode(launcher.mode, error.message)
             return
@@ -131,22 +137,9 @@ class Bench:
         self.progress(f"{launcher.mode} {name}: first token after {finished.first_token_s:.2f} s")
         shutil.rmtree(directory)
 
-    def _measure_imports(self, measured: BenchRuns) -> None:
-        try:
-            measured.imports_s.append(measure.measure_import_seconds())
-        except ModeUnavailableError as error:
-            measured.floor_error = str(error)
-
     def _close_launchers(self) -> None:
         for launcher in self.launchers:
             try:
                 launcher.close()
             except (ModeUnavailableError, CommandFailedError) as error:
                 self.progress(f"{launcher.mode}: {error}")
-
-
-def _require_bundle(error: ColdstartError) -> None:
-    if isinstance(error, ServerExitedError) and error.status == NO_BUNDLE:
-        raise NoBundleError(error.lines, hint="run `coldstart materialize MODEL`") from error
-    if not isinstance(error, CommandFailedError):
-        raise error

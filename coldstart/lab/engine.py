@@ -28,7 +28,7 @@ class EngineSimulator:
         self.engine = VirtualEngine(profile, settings, resources, self._on_output)
         self.records: list[RequestRecord] = []
         self._policy, self._loop = settings.policy, EventLoop()
-        self._step_timer: Timer | None = None
+        self._step_timer = Timer()
 
     @property
     def now(self) -> float:
@@ -61,12 +61,11 @@ class EngineSimulator:
             self._schedule_step(self.now)
 
     def _schedule_step(self, time: float) -> None:
-        if self._step_timer is not None:
-            self._step_timer.cancel()
-        self._step_timer = self._loop.call_at(time, self._step) if time < inf else None
+        self._step_timer.cancel()
+        if time < inf:
+            self._step_timer = self._loop.call_at(time, self._step)
 
     def _step(self) -> None:
-        self._step_timer = None
         self._schedule_step(self.engine.step(self.now))
 
     def _on_output(self, name: str, tokens: int, ended: bool) -> None:

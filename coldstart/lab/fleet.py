@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 
@@ -33,7 +33,7 @@ class _Stream:
     tokens_done: float = 0.0
     first_token_s: float = 0.0
     tpot_s: float = 0.0
-    timer: Timer | None = None
+    timer: Timer = field(default_factory=Timer)
 
 
 @dataclass(slots=True)
@@ -167,7 +167,7 @@ class _Fleet:
                 stream = self.streams[int(request)]
                 self._open_requests -= 1
                 stream.record.error = f"HTTP {status}: {reason}"
-                self._cancel_timer(stream)
+                stream.timer.cancel()
                 self._group_of_request.pop(request, None)
 
     def _launch(self, launch: events.LaunchRank) -> None:
@@ -257,18 +257,14 @@ class _Fleet:
         costs = replace(self._get_costs(asked.model), decode_s=asked.seconds_per_token)
         self._group_of_request[request] = group
         stream.first_token_s, stream.tpot_s = first, sizing.predict_tpot_s(costs, ranks, full)
-        self._cancel_timer(stream)
+        stream.timer.cancel()
         end = first + (asked.tokens - 1 - stream.tokens_done) * stream.tpot_s
         stream.timer = self._loop.call_at(end, partial(self._on_request_end, request))
-
-    def _cancel_timer(self, stream: _Stream) -> None:
-        if stream.timer is not None:
-            stream.timer.cancel()
 
     def _pause(self, request: str) -> float:
         """Pause generation, and return the earliest time at which it can continue, which is not before the first token."""
         stream, now = self.streams[int(request)], self._loop.now
-        self._cancel_timer(stream)
+        stream.timer.cancel()
         if now >= stream.first_token_s:
             generated = (now - stream.first_token_s) / stream.tpot_s if stream.tpot_s else inf
             stream.tokens_done = min(stream.request.tokens - 1.0, stream.tokens_done + generated)

@@ -11,12 +11,12 @@ Call = Callable[[], object]
 
 
 class Timer:
-    """Scheduled call, which can be canceled."""
+    """Scheduled call, which can be canceled. Without a call, nothing is scheduled."""
 
     __slots__ = ("call",)
 
-    def __init__(self, call: Call) -> None:
-        self.call: Call | None = call
+    def __init__(self, call: Call | None = None) -> None:
+        self.call = call
 
     def cancel(self) -> None:
         self.call = None

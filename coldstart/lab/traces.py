@@ -150,7 +150,9 @@ def read_trace(
         requests, reasons = _build_requests(texts, reasons, TEXT_COLUMNS)
     elif not text.strip() or any(line.startswith("{") for line in text.split("\n")):
         report.trace_format = "Mooncake"
-        requests, reasons = _build_requests(*_read_mooncake(text), MOONCAKE_COLUMNS)
+        lines = ((number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip())
+        cells, reasons = _parse_items(lines, _parse_object, [*MOONCAKE_COLUMNS.required, "model", "hash_ids"])
+        requests, reasons = _build_requests(cells.astype(object).fillna(""), reasons, MOONCAKE_COLUMNS)
     else:
         raise TraceError(
             f"{path} has an unknown trace format; its columns are {', '.join(header)}",
@@ -239,13 +241,6 @@ def _expand_invocations(path: Path, text: str, until_s: float, limit: int | None
     prompt, output = DEFAULT_TOKENS
     requests = {"arrival": starts * MINUTE_S, "prompt": prompt, "output": output, "hash_ids": None}
     return DataFrame(requests | {"model": names[function.repeat(times)]}), reasons
-
-
-def _read_mooncake(text: str) -> tuple[DataFrame, Series]:
-    """Return one row per JSON line, and why lines were rejected."""
-    lines = ((number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip())
-    cells, reasons = _parse_items(lines, _parse_object, [*MOONCAKE_COLUMNS.required, "model", "hash_ids"])
-    return cells.astype(object).fillna(""), reasons
 
 
 def _read_json_array(path: Path, text: str) -> tuple[str, DataFrame, Series]:

@@ -28,7 +28,7 @@ MAX_BODY = 128 << 20
 PATIENCE_S = 5.0
 _MAX_DESCRIPTORS = 8
 _RIGHTS = socket.CMSG_SPACE(4 * _MAX_DESCRIPTORS)
-_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 
 class MalformedMessageError(PeerError):
@@ -144,11 +144,19 @@ def create_sealed_memfd(*parts: bytes) -> int:
     try:
         with open(descriptor, "wb", closefd=False) as file:
             file.write(b"\n".join(parts))
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def is_sealed(descriptor: int) -> bool:
+    """Return whether a descriptor is a memfd whose contents can no longer change."""
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & SEALS == SEALS
+    except OSError:  # not a memfd
+        return False
 
 
 def read_document(descriptor: int) -> dict[str, Any]:
@@ -159,14 +167,12 @@ def read_document(descriptor: int) -> dict[str, Any]:
 def read_body(descriptor: int) -> tuple[bytes, bytes]:
     """Read the two parts of a sealed memfd, and close the memfd. Raises MalformedMessageError for any other descriptor."""
     try:
-        if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
-            raise MalformedMessageError("the received memfd is not sealed")
+        if not is_sealed(descriptor):
+            raise MalformedMessageError("the received descriptor is not a sealed memfd")
         size = os.fstat(descriptor).st_size
         if size > MAX_BODY:
             raise MalformedMessageError(f"the received memfd has {size} bytes; the limit is {MAX_BODY} bytes")
         head, _, rest = os.pread(descriptor, size, 0).partition(b"\n")
-    except OSError as error:
-        raise MalformedMessageError(f"received a descriptor that is not a memfd: {error.strerror}") from error
     finally:
         os.close(descriptor)
     return head, rest

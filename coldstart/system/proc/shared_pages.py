@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from coldstart.system.ipc.json_lines import SEALS
 from coldstart.system.proc.mappings import LIBC, PAGE, READ_WRITE, Region, map_memory
 
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 SEPARATE = 1 << 16
 # Flag of a chunk, in glibc's malloc.c.
 _IS_MAPPED = 2
@@ -124,7 +124,7 @@ def move_to_memory_file(regions: Iterable[Region]) -> tuple[int, Places]:
                 written += os.pwrite(descriptor, memoryview(data)[written:], end + written)
             places[fingerprint(region)] = Region(end, region.size)
             end += region.size
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
         offset = 0
         for region in moved:
             map_memory(region.size, descriptor, region.address, offset=offset, is_shared=False)
@@ -133,14 +133,6 @@ def move_to_memory_file(regions: Iterable[Region]) -> tuple[int, Places]:
         os.close(descriptor)
         raise
     return descriptor, places
-
-
-def is_sealed(descriptor: int) -> bool:
-    """Return whether the contents of a memory file can no longer change."""
-    try:
-        return fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS == _SEALS
-    except OSError:  # not a memory file
-        return False
 
 
 def map_if_equal(region: Region, descriptor: int, places: Places) -> bool:

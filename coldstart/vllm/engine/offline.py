@@ -153,12 +153,6 @@ def write_compiled(engine: OfflineEngine, directory: Path) -> str | None:
     return None
 
 
-def read_model_infos() -> dict[str, str]:
-    """Return vLLM's cached descriptions of the model class by file name, which vLLM creates in another process."""
-    directory = Path(os.environ[VLLM_CACHE_ROOT]) / "modelinfos"
-    return {path.name: path.read_text() for path in sorted(directory.glob("*.json"))}
-
-
 def measure_kv_cache(plan: LaunchPlan, out: Path) -> None:
     """Start the engine with the caches that an earlier start has filled, and overwrite the KV cache size in `out`."""
     prepare_process(plan)
@@ -180,7 +174,10 @@ def prepare_process(plan: LaunchPlan) -> None:
     plan.install()
     start_progress.start_reporting()
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    import_or_exit()
+    if reason := compat.find_unsupported_reason(
+        "start", server.import_runtime
+    ) or compat.find_unsupported_reason("offline", _import_engine):
+        raise SystemExit(f"coldstart: cannot materialize: {reason}")
     collection.postpone_in_process()
 
 
@@ -195,9 +192,11 @@ def run(plan: LaunchPlan, out: Path, profile_s: float = profiling.BUDGET_S) -> N
     prepare_process(plan)
     with timeline.measure("start engine, compile", track="offline"):
         engine = OfflineEngine(disable_async_scheduling(plan.vllm_args))
+    infos = Path(os.environ[VLLM_CACHE_ROOT]) / "modelinfos"
     info: dict[str, Any] = {
         "architectures": engine.config.model_config.architectures,
-        "vllm_modelinfos": read_model_infos(),
+        # vLLM's descriptions of the model class by file name, which it creates in another process
+        "vllm_modelinfos": {path.name: path.read_text() for path in sorted(infos.glob("*.json"))},
     }
     if engine.config.model_config.runner_type == "generate":
         with timeline.measure("reference tokens", track="offline"):
@@ -212,14 +211,6 @@ def run(plan: LaunchPlan, out: Path, profile_s: float = profiling.BUDGET_S) -> N
         if reason:
             components.log_fallbacks([Fallback("compile", reason)])
             _write(out / f"{NOT_MADE}.json", {"compile": reason})
-
-
-def import_or_exit() -> None:
-    """Import the runtime. Raises SystemExit with the reason if the installed vLLM cannot run inside this process."""
-    if reason := compat.find_unsupported_reason(
-        "start", server.import_runtime
-    ) or compat.find_unsupported_reason("offline", _import_engine):
-        raise SystemExit(f"coldstart: cannot materialize: {reason}")
 
 
 def _import_engine() -> None:

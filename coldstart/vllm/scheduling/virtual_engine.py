@@ -10,7 +10,7 @@ import json
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from copy import copy
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -262,7 +262,8 @@ def make_request(name: str, prompt: list[int], output: int, block_tokens: int, p
 
 def create_config(resources: EngineResources, settings: SchedulerSettings) -> VllmConfig:
     """Return the vLLM configuration of the simulated server."""
-    config = _copy_config(_base_config(settings.kv_strategy != "recompute" and resources.host_blocks > 0))
+    base = _base_config(settings.kv_strategy != "recompute" and resources.host_blocks > 0)
+    config = deepcopy(base, {id(base.model_config): base.model_config})  # nothing changes the model
     config.scheduler_config.async_scheduling = resources.iterations_in_flight > 1
     config.scheduler_config.policy = "priority" if settings.policy == DEADLINE else "fcfs"
     config.scheduler_config.max_num_seqs = resources.max_running_requests
@@ -296,18 +297,6 @@ def create_scheduler(scheduler: type[AsyncScheduler], config: VllmConfig) -> Asy
         block_size=block,
         log_stats=True,
     )
-
-
-def _copy_config(base: VllmConfig) -> VllmConfig:
-    """Return a copy of a configuration that may be modified. The copy shares the model configuration."""
-    config = copy(base)
-    config.scheduler_config, config.cache_config = copy(base.scheduler_config), copy(base.cache_config)
-    config.parallel_config = copy(base.parallel_config)
-    if (transfer := base.kv_transfer_config) is not None:
-        config.kv_transfer_config = replace(
-            transfer, kv_connector_extra_config=dict(transfer.kv_connector_extra_config)
-        )
-    return config
 
 
 @lru_cache

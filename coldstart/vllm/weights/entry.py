@@ -48,13 +48,10 @@ def _register() -> None:
 
 def _register_default() -> None:
     """Map the load format to vLLM's own loader, because the server's arguments already specify the format."""
+    from vllm.config.utils import replace
     from vllm.model_executor import model_loader
 
-    model_loader._LOAD_FORMAT_TO_MODEL_LOADER[LOAD_FORMAT] = _default_loader
+    def choose(load_config: Any) -> Any:
+        return model_loader.get_model_loader(replace(load_config, load_format="auto"))
 
-
-def _default_loader(load_config: Any) -> Any:
-    from vllm.config.utils import replace
-    from vllm.model_executor.model_loader import get_model_loader
-
-    return get_model_loader(replace(load_config, load_format="auto"))
+    model_loader._LOAD_FORMAT_TO_MODEL_LOADER[LOAD_FORMAT] = choose

@@ -26,7 +26,7 @@ from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 
 from coldstart.contract import environment
 from coldstart.system.ipc import peers
-from coldstart.system.ipc.json_lines import Channel
+from coldstart.system.ipc.json_lines import Channel, is_sealed
 from coldstart.system.ipc.peers import PeerError
 from coldstart.system.proc import shared_pages
 from coldstart.system.proc.mappings import Region, find_complete_pages
@@ -81,7 +81,7 @@ class ReceivedRankWeights:
                 raise PeerError(f"the rank at {path} does not share its weights")
             self._file = channel.take_descriptor()
         self._places: Places = {name: Region(*place) for name, place in message["places"].items()}
-        if not shared_pages.is_sealed(self._file):
+        if not is_sealed(self._file):
             raise PeerError(f"cannot map the weights of the rank at {path}: their memory file is not sealed")
 
     def add_regions(self, regions: Iterable[Region]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from coldstart.system.ipc.json_lines import is_sealed
 from coldstart.system.proc import shared_pages
 from coldstart.system.proc.mappings import PAGE, Region, find_complete_pages
 
@@ -65,7 +66,7 @@ def test_a_write_changes_only_the_copy_of_the_writer(published: Published) -> No
 
 def test_only_a_file_that_cannot_change_is_sealed(published: Published) -> None:
     plain, (reader, writer) = os.memfd_create("plain", os.MFD_ALLOW_SEALING), os.pipe()
-    assert [shared_pages.is_sealed(one) for one in (published[1], plain, reader)] == [True, False, False]
+    assert [is_sealed(one) for one in (published[1], plain, reader)] == [True, False, False]
     for one in (plain, reader, writer):
         os.close(one)
 
