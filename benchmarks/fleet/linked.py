@@ -27,8 +27,7 @@ import psutil
 
 from benchmarks.common import ROOT
 from coldstart.fleet.live import node
-from coldstart.fleet.live.control import FleetControl
-from coldstart.fleet.live.moves import JSON_HEADERS, FleetReplica, FleetTicket, Moves
+from coldstart.fleet.live.control import FleetControl, FleetReplica, FleetTicket
 from coldstart.fleet.live.orders import RankFetched
 from coldstart.fleet.live.state import FleetState
 from coldstart.fleet.specification import FleetSettings, ServerSpec
@@ -39,6 +38,7 @@ from coldstart.host.live.app import Gateway
 from coldstart.host.live.http_server import create_server, format_url, listen
 from coldstart.host.live.log import Log
 from coldstart.host.live.messages import build_auth_header
+from coldstart.host.live.moves import JSON_HEADERS
 from coldstart.host.live.servers import ModelServer, ServerStarter, stop_by_force
 from coldstart.host.live.starter import StartOrder
 from coldstart.launch import completions
@@ -227,7 +227,7 @@ class LinkedFleet:
         async with asyncio.timeout(limit_s):
             while await self.metric("kv_cache_usage_perc"):
                 for replica in self.control.replicas.values():
-                    await Moves._complete(replica, body, limit_s)
+                    await self.control.moves._complete(replica, body, limit_s)
                 await asyncio.sleep(POLL_S)
         return time.monotonic() - began
 

@@ -29,7 +29,7 @@ import numpy as np
 from benchmarks.common import finish, parser
 from benchmarks.fleet.linked import Heard, LinkedFleet, linked_fleet, materialize
 from coldstart.contract.arguments import Arguments
-from coldstart.fleet.live.moves import FleetReplica, FleetTicket, Moves
+from coldstart.fleet.live.control import FleetReplica, FleetTicket
 from coldstart.fleet.live.state import ModelDeployment
 from coldstart.fleet.specification import Costs, FleetModel, FleetSettings, ServerSpec
 from coldstart.host.launches import Launch
@@ -109,7 +109,7 @@ async def measure_cpu(pair: Pair) -> dict[str, float]:
         kv = await pair.fleet.control.moves._hold_kv(ticket, source, target, stream)
         assert kv is not None, pair.fleet.lines("kv not held")
         before = pair.fleet.cpu_s(target)
-        await Moves._complete(
+        await pair.fleet.control.moves._complete(
             target, stream.build_warmup_request(kv if name == "loaded_s" else None), LIMIT_S
         )
         found[name].append(pair.fleet.cpu_s(target) - before)
@@ -139,7 +139,7 @@ async def measure_faults(pair: Pair, count: int, end_s: float) -> Row:
         kind, (prompt, ids) = KINDS[found["made"] % len(KINDS)], pair.chance.choice(stay)
         task, ticket, target = await pair.begin(prompt)
         side = pair.chance.choice(("source", "target"))
-        victim = target if side == "target" or ticket.target is None else ticket.target
+        victim = ticket.target if side == "source" and isinstance(ticket.target, FleetReplica) else target
         pair.fleet.move(ticket, target)
         await asyncio.sleep(pair.chance.uniform(0, 0.25))
         await make_fault(pair, kind, victim)

@@ -94,10 +94,25 @@ class Core:
                 self.residents.complete_tier_change(model, now)
             case events.MemoryMeasured(_, memory) if model.state is ModelState.READY:
                 self.residents.record_memory(model, memory)
+            case events.ServerOutdated(_, reason, True) if self._can_replace(model):
+                self.residents.reserve_replacement(model)
+                yield events.ReplaceServer(model.spec.name, reason)
             case events.ServerOutdated(_, reason) if model.state in (ModelState.READY, ModelState.ASLEEP):
                 self.residents.drain(model, model.spec.tiers[-1], now, reason)
+            case events.ReplacementEnded() if model.replacement_bytes:
+                self.residents.release_replacement(model)
         self._schedule_check(model)
         self._is_unsettled = True
+
+    def _can_replace(self, model: Model) -> bool:
+        """Return whether a second server of a model in use may start. A model that is not in use stops instead."""
+        return (
+            model.state is ModelState.READY
+            and not model.replacement_bytes
+            and (bool(model.in_flight) or self.residents.restarts_by_itself(model))
+            and not self.agenda.waiting  # free memory is for the models of waiting requests
+            and self.residents.has_room_for_second(model)
+        )
 
     def _admit_request(self, event: events.RequestArrived, now: float) -> Iterator[Action]:
         request, name = event.request, event.model

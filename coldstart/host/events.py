@@ -105,15 +105,24 @@ class ConfigurationChanged:
 class ServerOutdated:
     """The model's server must be replaced, for example because its arguments changed: it finishes its requests and then stops.
 
-    New requests wait for the next start. `reason` is shown in the log. The core ignores this event while the model is
-    starting, so it must be sent after the start has completed.
+    New requests wait for the next start, unless `is_replaceable` is set and the memory for a second server is free. `reason`
+    is shown in the log. The core ignores this event while the model is starting, so it must be sent after the start has
+    completed.
     """
 
     model: str
     reason: str = "the model's arguments changed"
+    is_replaceable: bool = False
 
 
-ModelEvent = ModelReady | ModelFailed | TierChanged | MemoryMeasured | ServerOutdated
+@dataclass(frozen=True, slots=True)
+class ReplacementEnded:
+    """One of the two servers of a `ReplaceServer` action has ended: the replaced one, or the new one because it failed."""
+
+    model: str
+
+
+ModelEvent = ModelReady | ModelFailed | TierChanged | MemoryMeasured | ServerOutdated | ReplacementEnded
 Event = RequestArrived | RequestEnded | Tick | ConfigurationChanged | ModelEvent
 
 
@@ -123,6 +132,17 @@ class StartModel:
 
     model: str
     tier: Tier
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceServer:
+    """Start a second server of a ready model. Once it is ready, it gets all requests, and the first server stops when idle.
+
+    A `ChangeTier` action for the model cancels this action.
+    """
+
+    model: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,4 +182,4 @@ class RejectRequest:
     hint: str = ""
 
 
-Action = StartModel | ChangeTier | DispatchRequest | RejectRequest
+Action = StartModel | ReplaceServer | ChangeTier | DispatchRequest | RejectRequest

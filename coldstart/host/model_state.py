@@ -46,7 +46,8 @@ class Model:
     model, `drain_reason` is the reason for its last drain, and `evicted_for` is the model that needed its memory.
     `is_tier_change_ordered` is True while a server carries out an ordered tier change. `state_since` is the time of the last
     state change. `idle_since` is the same time, or the end of the last running request if that is later. `waiting` maps the
-    waiting requests to the times of their arrival. A retired model is no longer configured.
+    waiting requests to the times of their arrival. A retired model is no longer configured. `replacement_bytes` is the memory
+    of a second server that replaces the first, or 0 if there is none.
     """
 
     spec: ModelSpec
@@ -66,6 +67,7 @@ class Model:
     idle_since: float = 0.0
     state_since: float | None = None
     is_retired: bool = False
+    replacement_bytes: int = 0
 
     def __post_init__(self) -> None:
         self.observed, self.tier = ObservedCosts(self.spec), self.spec.tiers[-1]
@@ -153,6 +155,11 @@ class Model:
         return "" if self.failure is None else str(self.failure)
 
     @property
+    def is_being_replaced(self) -> bool:
+        """Return whether a second server of this ready model is starting, or has taken over its requests."""
+        return self.state is ModelState.READY and self.replacement_bytes > 0
+
+    @property
     def is_idle(self) -> bool:
         return self.state is ModelState.READY and not self.in_flight
 
@@ -164,7 +171,7 @@ class Model:
         self.state, self.idle_since, self.is_tier_change_ordered = state, now, False
         self.state_since = now
         if state is not ModelState.DRAINING:
-            self.drain_target = None
+            self.drain_target, self.replacement_bytes = None, 0
 
     def _require_state(self, event: str, *states: ModelState) -> None:
         if self.state not in states:

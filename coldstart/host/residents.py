@@ -290,8 +290,26 @@ class Residents:
     def record_memory(self, model: Model, memory: int) -> None:
         """Record the measured device memory of a ready model in bytes, even if it exceeds the capacity."""
         model.observed.record_memory(memory)
-        self.device.record(model.spec.name, memory)
+        self.device.record(model.spec.name, memory + model.replacement_bytes)
         self.update_cost(model)
+
+    def has_room_for_second(self, model: Model) -> bool:
+        """Return whether the memory for a second server of a ready model is free on its devices."""
+        devices = self.device.devices(model.spec.name)
+        return all(
+            count_device_bytes(model.observed.memory, devices, place) <= self.device.free(place)
+            for place in (*devices, None)
+        )
+
+    def reserve_replacement(self, model: Model) -> None:
+        """Reserve memory for a second server of a ready model."""
+        model.replacement_bytes = model.observed.memory
+        self.device.record(model.spec.name, model.observed.memory + model.replacement_bytes)
+
+    def release_replacement(self, model: Model) -> None:
+        """Release the memory of one of the two servers of a model."""
+        model.replacement_bytes = 0
+        self.device.record(model.spec.name, model.observed.memory)
 
     def record_failure(self, model: Model, reason: Failure, now: float, external: bool) -> None:
         if model.state is not ModelState.DRAINING:

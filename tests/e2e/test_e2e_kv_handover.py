@@ -6,14 +6,16 @@ The reference is the same request on the source, which is not moved.
 import json
 import re
 import secrets
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from support.processes import wait_until
-from tools.bursts import LOCAL, begin_stream, finish_stream, metrics, post
+from tools.bursts import LOCAL, begin_stream, finish_stream, metrics, open_client, post
 from tools.machine import READY_S, TRACED, Machine, Served
 
 from coldstart.contract import handover
@@ -159,6 +161,46 @@ def test_the_blocks_of_an_ended_lease_are_free(pair: Pair) -> None:
     assert pair.hold(stream, request) is not None
     response.close()
     wait_until(lambda: _used(pair.source) == 0, READY_S)
+
+
+def test_a_host_moves_a_stream_to_the_server_that_replaces_its_own(machine: Machine, tmp_path: Path) -> None:
+    file, rows = tmp_path / "host.toml", machine.root / "host" / "log"
+
+    def configure(batch: int) -> None:
+        args = json.dumps([*SMALL, "--enforce-eager", "--max-num-seqs", str(batch)])
+        settings = (
+            'memory = "8GiB"\nresume_streams = true\non_miss = "warn"\n[models.tiny-llama]\nmemory = "1GiB"\n'
+        )
+        file.with_suffix(".new").write_text(f"{settings}args = {args}\n")
+        file.with_suffix(".new").replace(file)
+
+    configure(4)
+    with machine.gateway("host", "--host-file", str(file)) as (process, url, _):
+        client = open_client(url)
+
+        def ask(tokens: int) -> Any:
+            return client.completions.create(
+                model="tiny-llama",
+                prompt="a b c",
+                max_tokens=tokens,
+                temperature=0,
+                stream=True,
+                extra_body={"return_token_ids": True, "ignore_eos": True},
+            )
+
+        def read(stream: Any) -> list[int]:
+            return [token for piece in stream for token in piece.choices[0].token_ids or ()]
+
+        stays = read(ask(TOKENS))
+        moving = ask(900)
+        first = next(iter(moving)).choices[0].token_ids
+        configure(8)
+        process.send_signal(signal.SIGHUP)
+        assert [*first, *read(moving)][:TOKENS] == stays
+        events = [json.loads(line) for line in rows.read_text().splitlines() if line.startswith("{")]
+        (moved,) = (one for one in events if one["event"] == "moved")
+        assert moved["with_kv"] and 0 < moved["made"] < 900
+        assert read(ask(TOKENS)) == stays
 
 
 def _used(served: Served) -> float:

@@ -12,18 +12,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from math import inf
 from typing import Any
+from urllib.parse import urlsplit
 
 from coldstart.errors import UsageError
 from coldstart.fleet import events
 from coldstart.fleet.core import FleetCore
 from coldstart.fleet.events import Action, Event, LaunchRank
 from coldstart.fleet.groups import GroupPhase
-from coldstart.fleet.live.moves import FleetReplica, FleetTicket, Moves
-from coldstart.fleet.live.orders import Node, NodeLostError, NodeReport
+from coldstart.fleet.live.orders import Node, NodeLostError, NodeReport, RankUp
 from coldstart.fleet.live.state import FleetState, ModelDeployment
 from coldstart.fleet.live.status import METRIC_PREFIX, METRICS, SCHEMA_VERSION, build_status
 from coldstart.fleet.live.workers import Workers
@@ -31,11 +31,31 @@ from coldstart.fleet.specification import FleetSettings, ServerSpec
 from coldstart.host.launches import Catalogue, Destination
 from coldstart.host.live.log import BackgroundTasks, Log
 from coldstart.host.live.metrics import Metrics
+from coldstart.host.live.moves import Moves
 from coldstart.host.live.request_router import AdmissionRefusedError, RequestRouter, Ticket
-from coldstart.host.live.upstream import NothingSentError, Replica
+from coldstart.host.live.upstream import NothingSentError, Replica, Upstream
 from coldstart.host.status import Progress
 
 MAX_TRIES, MAX_UNSENT_TRIES = 4, 16
+# In a data center, a slower connection means that the server is down.
+CONNECT_TIMEOUT_S = 2.5
+
+
+class FleetReplica(Replica):
+    """A group that serves requests. `up` describes the worker that receives its requests."""
+
+    def __init__(self, group: str, model: str, up: RankUp) -> None:
+        url = urlsplit(up.url)
+        place = str(url.hostname), url.port or 80
+        super().__init__(model, Upstream(place, connect_s=CONNECT_TIMEOUT_S), up.key, up.handover_key)
+        self.group, self.mode, self.start_s = group, up.mode, up.start_s
+
+
+@dataclass(eq=False)
+class FleetTicket(Ticket):
+    """Ticket of a request to a fleet. `unsent` of the `earlier_tries` failed before the request was sent."""
+
+    unsent: int = 0
 
 
 class FleetControl(RequestRouter[FleetTicket]):
@@ -173,7 +193,6 @@ class FleetControl(RequestRouter[FleetTicket]):
         elif moves:
             self.moves.schedule_move(ticket, replica)
         elif not ticket.granted.done():
-            ticket.target = replica
             self._grant(ticket, replica)
 
     # Servers

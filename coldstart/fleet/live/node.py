@@ -19,13 +19,13 @@ from statistics import median
 from uuid import uuid4
 
 from coldstart.contract import environment, fallback
-from coldstart.contract.arguments import Arguments
 from coldstart.contract.weights import LimitedFetch
 from coldstart.errors import UsageError
 from coldstart.fleet.events import FoundRank
 from coldstart.fleet.live import orders
 from coldstart.host.launches import Launch
 from coldstart.host.live import messages
+from coldstart.host.live.moves import enable_handover
 from coldstart.host.live.servers import (
     ModelServer,
     ServerStarter,
@@ -34,11 +34,8 @@ from coldstart.host.live.servers import (
     stop_by_force,
 )
 from coldstart.host.live.starter import StartOrder
-from coldstart.launch.scheduler import reserve_cores
-from coldstart.system import secrets as secret_options
 from coldstart.system.ipc.addresses import find_free_port
 from coldstart.system.proc.scratch import PREFIX, private_directory
-from coldstart.vllm.handover import can_hand_over, handover_arguments
 from coldstart.weights.prefetch import PrefetchError, client
 
 EVENT_WAIT_S = 5.0
@@ -119,16 +116,12 @@ class NodeServers:
             env = {str(environment.VLLM_API_KEY): key, **self._get_shared_weights_env(order)}
             if self.selects_device:
                 env |= {str(environment.CUDA_VISIBLE_DEVICES): str(order.rank.device)}
-            launch, handover_key = _build_launch(order), ""
-            if can_hand_over(launch.args):
-                # Each server has its own key, which no client knows.
-                handover_key = secrets.token_hex(32)
-                env |= {str(environment.HANDOVER_KEY): handover_key}
-                if not self.selects_device:
-                    env |= reserve_cores(launch.args.ranks_per_node())
-                words = handover_arguments(self.host, _identify_kv(order.launch))
-                launch = replace(launch, args=Arguments([*launch.args, *words]))
-            server = self.servers.order_start(StartOrder(launch, order.deadline_s, listen, env, rate_limit))
+            launch = _build_launch(order)
+            words, handover_key, more = enable_handover(launch, self.host, on_cpu=not self.selects_device)
+            launch = replace(launch, args=launch.args.append(*words))
+            server = self.servers.order_start(
+                StartOrder(launch, order.deadline_s, listen, env | more, rate_limit)
+            )
         except OSError as error:  # no descriptor, no disk, no process
             self._report(orders.RankEnded(worker, f"cannot start a server: {error.strerror or error}"))
             return
@@ -249,12 +242,6 @@ class NodeServers:
 
 def _is_rank_or_replacement(order: orders.RankOrder) -> bool:
     return order.master is not None or bool(order.rank.beside)
-
-
-def _identify_kv(launch: Launch) -> str:
-    """Return a value that is equal for all workers of a deployment. All users can read it, so it depends on no secret."""
-    given = (launch.model, launch.revision, *secret_options.drop_secret_options(launch.args))
-    return blake2b(repr(given).encode(), digest_size=16).hexdigest()
 
 
 def _build_launch(order: orders.RankOrder) -> Launch:

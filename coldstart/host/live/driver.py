@@ -20,6 +20,7 @@ from coldstart.host.launches import Destination
 from coldstart.host.live.lifecycle import STOPPING, LocalReplica, ServerLifecycle
 from coldstart.host.live.log import Log
 from coldstart.host.live.metrics import EventRecorder
+from coldstart.host.live.moves import Moves
 from coldstart.host.live.profiles import MemoryMeter
 from coldstart.host.live.request_router import (
     AdmissionRefusedError,
@@ -119,7 +120,9 @@ class Driver(RequestRouter[Ticket]):
             emit=self.emit,
             clock=clock,
             meter=meter or MemoryMeter(),
+            move_requests=self._move_requests,
         )
+        self.moves = Moves(self._tickets, lambda _request, _moved: None, clock, self.log)
         self._crontabs = file.crontabs
         self.schedule = PrewarmSchedule(self._prewarm, self.record.record_missed_prewarming)
         self.record.register_models(file)
@@ -138,6 +141,7 @@ class Driver(RequestRouter[Ticket]):
     def end_request(self, ticket: Ticket) -> None:
         """Report to the core that a request has ended."""
         if self._tickets.pop(ticket.ticket_id, None) is not None:
+            self.moves.end_move(ticket)
             self.emit(events.RequestEnded(ticket.ticket_id))
 
     async def readmit_request(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
@@ -145,8 +149,11 @@ class Driver(RequestRouter[Ticket]):
 
         It is safe if the next server can continue the stream, or if the server aborted or never received the request. A
         request is not retried if its connection was lost before the response began, because the request may have crashed
-        the server. Each request is retried at most once: if a second server fails, the request may be the cause.
+        the server. Each request is retried at most once: if a second server fails, the request may be the cause. If only the
+        target of a migration failed, return the same ticket, whose request continues at its current server.
         """
+        if self.moves.roll_back(ticket, str(error)):
+            return ticket
         has_begun = ticket.continuation is not None and bool(ticket.continuation.tokens)
         harmless = isinstance(error, (AbortedError, NothingSentError))
         is_resumable = (has_begun or harmless) and not ticket.earlier_tries
@@ -156,6 +163,16 @@ class Driver(RequestRouter[Ticket]):
         self.log.write("again", model=replica.name, made=made)
         self.end_request(ticket)
         return self._admit(ticket.destination, tries=ticket.earlier_tries + 1)
+
+    async def _move_requests(self, replaced: LocalReplica, replica: LocalReplica) -> None:
+        """Move the streams of a replaced server to the next server of its model, and wait until all its requests have ended."""
+        weights = (replaced.launch.model, replaced.launch.revision)
+        if self.resumes_streams and weights == (replica.launch.model, replica.launch.revision):
+            for ticket in list(self._tickets.values()):
+                if ticket.target is replaced:
+                    self.moves.schedule_move(ticket, replica)
+        while any(ticket.target is replaced for ticket in self._tickets.values()):
+            await asyncio.sleep(LOOK_S)
 
     async def _await_end(self, replica: Replica) -> bool:
         """Wait until `replica` has exited and its model can start again. Return whether that happens within END_S seconds."""
@@ -288,4 +305,5 @@ class Driver(RequestRouter[Ticket]):
         if at_once:
             self.lifecycle.kill()
         await self.lifecycle.close()
+        self.moves.close()
         self._set_timer(inf)

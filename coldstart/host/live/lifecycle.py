@@ -9,7 +9,7 @@ Invariant: only a model with a sleeping tier is started in development mode. Its
 host's private directory, and the gateway forwards none of these routes.
 
 Invariant: every order results in exactly one event, whatever happens to the process. StartModel results in ModelReady or
-ModelFailed, and ChangeTier in TierChanged or ModelFailed.
+ModelFailed, ChangeTier in TierChanged or ModelFailed, and ReplaceServer in ReplacementEnded.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from coldstart.host.launches import Launch
 from coldstart.host.live import messages
 from coldstart.host.live.log import BackgroundTasks
 from coldstart.host.live.metrics import EventRecorder
+from coldstart.host.live.moves import enable_handover
 from coldstart.host.live.profiles import MemoryMeter, build_device_environment
 from coldstart.host.live.servers import (
     ModelServer,
@@ -41,7 +42,8 @@ from coldstart.host.live.starter import StartOrder
 from coldstart.host.live.templates import RuntimeTemplate
 from coldstart.host.live.upstream import Replica, Upstream
 from coldstart.host.model_state import ModelState
-from coldstart.host.specification import STOPPED
+from coldstart.host.specification import AWAKE, STOPPED
+from coldstart.launch.listening import DEFAULT_HOST
 from coldstart.system.devices.parking import ParkingError
 from coldstart.vllm.engine.sleeping import ParkedEngine, RemoteEngine, wake_engine
 
@@ -54,8 +56,9 @@ WAIT_S = 0.001
 class LocalReplica(Replica):
     """Server of a model on this host. `began` is the time in seconds at which its start was ordered."""
 
-    def __init__(self, launch: Launch, server: ModelServer, began: float) -> None:
-        super().__init__(launch.name, Upstream(server.socket), messages.find_server_key(launch.args))
+    def __init__(self, launch: Launch, server: ModelServer, began: float, handover_key: str) -> None:
+        key = messages.find_server_key(launch.args)
+        super().__init__(launch.name, Upstream(server.socket), key, handover_key)
         self.launch, self.server, self.began = launch, server, began
         self.ready = ReadyServer("", None, {})
         self.is_ending = False
@@ -103,7 +106,12 @@ class LocalReplica(Replica):
 
 
 class ServerLifecycle:
-    """Manager of a host's template and servers. `replicas` maps model names to servers. `emit` sends an event to the core."""
+    """Manager of a host's template and servers. `emit` sends an event to the core.
+
+    `replicas` maps model names to the servers that get requests. `others` are the servers that are starting to replace one of
+    them, and servers that were replaced. `move_requests` ends when the first server has no more requests, which it may move
+    to the second.
+    """
 
     def __init__(
         self,
@@ -115,20 +123,27 @@ class ServerLifecycle:
         emit: Callable[[Event], None],
         clock: Callable[[], float],
         meter: MemoryMeter,
+        move_requests: Callable[[LocalReplica, LocalReplica], Awaitable[None]],
     ) -> None:
         self.core, self.launches, self.servers = core, launches, servers
         self.record, self.emit, self.clock, self.meter = record, emit, clock, meter
-        self.log, self.facts = record.log, record.facts
+        self.log, self.facts, self.move_requests = record.log, record.facts, move_requests
         self.replicas: dict[str, LocalReplica] = {}
+        self.others: set[LocalReplica] = set()
+        self._ordered: dict[str, Launch] = {}
         self.template = RuntimeTemplate(servers, self.log, self.facts)
         self._tasks = BackgroundTasks(self.log)
 
-    def execute(self, order: events.StartModel | events.ChangeTier) -> None:
+    def execute(self, order: events.StartModel | events.ReplaceServer | events.ChangeTier) -> None:
         """Begin to execute an action of the core. An event reports when the action is complete."""
         match order:
             case events.StartModel(model, tier):
                 known = self.replicas.get(model)
                 self._tasks.spawn(self._wake(known, tier.name) if known else self._start(model, tier.name))
+            case events.ReplaceServer(model, reason):
+                self.log.write("replace", model=model, reason=reason)
+                self._ordered[model] = self.launches[model]
+                self._tasks.spawn(self._start(model, AWAKE, self.replicas.get(model)))
             case events.ChangeTier(model, tier, reason):
                 self._tasks.spawn(self._change_tier(model, tier.name, reason))
 
@@ -139,52 +154,109 @@ class ServerLifecycle:
     def _ready_timeout_s(self) -> float:
         return self.core.settings.ready_timeout_s
 
-    async def _start(self, model: str, tier: str) -> None:
+    async def _start(self, model: str, tier: str, replaced: LocalReplica | None = None) -> None:
+        """Start a server of a model and monitor it until it exits. Once ready, it takes over the requests of `replaced`."""
         launch, began = self.launches[model], self.clock()
         self.log.write("start", model=model, tier=tier)
         # The wait may time out slightly before the deadline of the start.
         in_time = await self.template.wait_until_ready(launch)
         waited_s = self.clock() - began
-        server = self._begin(launch, self._ready_timeout_s - waited_s if in_time else 0.0)
-        if server is None:
+        if replaced is not None and not self._is_wanted(launch, replaced):
+            self._end_replacement(model)
             return
-        replica = self.replicas[model] = LocalReplica(launch, server, began)
+        replica = self._begin(launch, began, self._ready_timeout_s - waited_s if in_time else 0.0)
+        if isinstance(replica, str):
+            self._record_failed_start(model, replica, waited_s)
+            if replaced is None:
+                self.emit(events.ModelFailed(model, replica))
+            else:
+                self._end_replacement(model)
+            return
+        if replaced is None:
+            self.replicas[model] = replica
+        else:
+            self.others.add(replica)
         watch = asyncio.create_task(self._end_if_hung(replica))
         try:
-            if await self._await_ready(replica, waited_s):
+            if await self._await_ready(replica, waited_s) and await self._take_over(replica, replaced):
+                self._report_ready(replica, replica.ready, replica.mode, replaced)
                 await self._measure_until_end(replica)
         finally:
             watch.cancel()
             replica.upstream.close()
             if replica.parked is not None:
                 self._tasks.spawn(replica.parked.close())
-            replica.reason = replica.reason or await server.ended
-            del self.replicas[model]
-            self.record.record_server_end(model)
+            replica.reason = replica.reason or await replica.server.ended
+            is_other = replica in self.others
+            self.others.discard(replica)
+            if not is_other:
+                del self.replicas[model]
+                self.record.record_server_end(model)
+        if replica.start_s and not replica.is_ending:
+            self.log.write("server died", model=model, reason=replica.reason)
+        if is_other:
+            self._end_replacement(model)
+            return
+        self._tasks.spawn(self._cancel_replacement(model))
         if replica.is_ending and replica.start_s:
             self.emit(events.TierChanged(model))
             if (known := self.core.models.get(model)) and known.state is ModelState.ASLEEP:
                 # The server exited instead of going to sleep, so it cannot wake up.
                 self.emit(events.ServerOutdated(model, "the server did not go to sleep"))
             return
-        if replica.start_s:
-            self.log.write("server died", model=model, reason=replica.reason)
-        external = server.was_killed or bool(replica.fault)
+        external = replica.server.was_killed or bool(replica.fault)
         cause = replica.failure or Failure(replica.reason)
         self.emit(events.ModelFailed(model, cause.message, external, cause.hint, cause.code))
 
-    def _begin(self, launch: Launch, remaining_s: float) -> ModelServer | None:
-        """Start a server that must be ready within `remaining_s` seconds. If that fails, report the failure and return None."""
+    def _begin(self, launch: Launch, began: float, remaining_s: float) -> LocalReplica | str:
+        """Start a server that must be ready within `remaining_s` seconds. Return it, or the reason if that fails."""
+        if self.facts.stopping or remaining_s <= 0:
+            return STOPPING if self.facts.stopping else self._too_late()
+        environment, key = {**build_device_environment(launch), **self._open_sleep_routes(launch)}, ""
+        order = launch
+        if self.core.settings.resume_streams:
+            words, key, more = enable_handover(launch, DEFAULT_HOST, on_cpu=self.meter.on_cpu)
+            order, environment = replace(launch, args=launch.args.append(*words)), environment | more
         try:
-            if remaining_s > 0 and not self.facts.stopping:
-                environment = {**build_device_environment(launch), **self._open_sleep_routes(launch)}
-                return self.servers.order_start(StartOrder(launch, remaining_s, environment=environment))
-            reason = STOPPING if self.facts.stopping else self._too_late()
+            server = self.servers.order_start(StartOrder(order, remaining_s, environment=environment))
         except OSError as error:  # no descriptor, no disk, no process
-            reason = f"cannot start a server: {error.strerror or error}"
-        self._record_failed_start(launch.name, reason, self._ready_timeout_s - remaining_s)
-        self.emit(events.ModelFailed(launch.name, reason))
-        return None
+            return f"cannot start a server: {error.strerror or error}"
+        return LocalReplica(launch, server, began, key)
+
+    async def _take_over(self, replica: LocalReplica, replaced: LocalReplica | None) -> bool:
+        """Let a ready server get the requests of `replaced`, and return True. If it is too late for that, stop the server."""
+        if replaced is None:
+            return True
+        if not self._is_wanted(replica.launch, replaced):
+            await replica.stop()
+            return False
+        self.others.remove(replica)
+        self.others.add(replaced)
+        self.replicas[replica.name] = replica
+        del self._ordered[replica.name]
+        self._tasks.spawn(self._finish(replaced, replica))
+        return True
+
+    def _is_wanted(self, launch: Launch, replaced: LocalReplica) -> bool:
+        """Return whether a server for `launch` is still to get the requests of the server `replaced`."""
+        model, now = self.core.models.get(launch.name), self.launches.get(launch.name)
+        if model is None or now is None or now.server_identity != launch.server_identity:
+            return False
+        return model.is_being_replaced and self.replicas.get(launch.name) is replaced
+
+    async def _finish(self, replaced: LocalReplica, replica: LocalReplica) -> None:
+        await self.move_requests(replaced, replica)
+        await replaced.stop()
+        self.log.write("replaced", model=replica.name)
+
+    async def _cancel_replacement(self, model: str) -> None:
+        """Stop the server that is starting to replace a model's server, if there is one."""
+        for other in [one for one in self.others if one.name == model and not one.start_s]:
+            await other.stop()
+
+    def _end_replacement(self, model: str) -> None:
+        self._ordered.pop(model, None)
+        self.emit(events.ReplacementEnded(model))
 
     def _open_sleep_routes(self, launch: Launch) -> Mapping[str, str]:
         """Return the environment variables that open vLLM's sleep and wake-up routes if the model has a sleeping tier."""
@@ -208,7 +280,6 @@ class ServerLifecycle:
             return False
         replica.ready = ready.add_template_wait(waited_s) if waited_s > WAIT_S else ready
         replica.start_s, replica.mode = self.clock() - replica.began, ready.mode
-        self._report_ready(replica, replica.ready, ready.mode)
         return True
 
     async def _measure_until_end(self, replica: LocalReplica) -> None:
@@ -216,7 +287,12 @@ class ServerLifecycle:
         while not ended.done():
             await asyncio.wait([ended], timeout=wait)
             wait = MEASURE_EVERY_S
-            if ended.done() or replica.is_ending or replica.ready.pid is None:
+            if (
+                ended.done()
+                or self.replicas.get(name) is not replica
+                or replica.is_ending
+                or replica.ready.pid is None
+            ):
                 continue
             with suppress(OSError):  # includes ProcessLookupError
                 pid = replica.ready.pid
@@ -236,6 +312,7 @@ class ServerLifecycle:
 
     async def _change_tier(self, model: str, tier: str, reason: str) -> None:
         """Put the server into a sleeping tier. Stop it for any other tier, or if it does not reach this one."""
+        await self._cancel_replacement(model)
         if (replica := self.replicas.get(model)) is None:
             self.emit(events.TierChanged(model))
             return
@@ -271,9 +348,12 @@ class ServerLifecycle:
         self._record_failed_start(replica.name, replica.reason, self.clock() - began)
         await replica.stop()
 
-    def _report_ready(self, replica: LocalReplica, ready: ReadyServer, mode: str) -> None:
+    def _report_ready(
+        self, replica: LocalReplica, ready: ReadyServer, mode: str, replaced: LocalReplica | None = None
+    ) -> None:
         self.record.record_start(replica.name, ready, mode, replica.start_s)
-        self.emit(events.ModelReady(replica.name, replica.start_s))
+        if replaced is None:
+            self.emit(events.ModelReady(replica.name, replica.start_s))
         self._retire_if_outdated(replica.launch)
 
     def _record_failed_start(self, model: str, reason: str, seconds: float) -> None:
@@ -282,8 +362,14 @@ class ServerLifecycle:
 
     def _retire_if_outdated(self, launch: Launch) -> None:
         now = self.launches.get(launch.name)
-        if now is not None and now.server_identity != launch.server_identity:
-            self.emit(events.ServerOutdated(launch.name))
+        if now is None or now.server_identity == launch.server_identity:
+            return
+        ordered = self._ordered.get(launch.name)
+        if ordered is not None and ordered.server_identity == now.server_identity:
+            return
+        # Requests with the new names go to the current server while its replacement starts.
+        is_replaceable = set(now.names()) == set(launch.names()) and now.devices == launch.devices
+        self.emit(events.ServerOutdated(launch.name, is_replaceable=is_replaceable))
 
     def begin(self) -> None:
         """Start the runtime template if the settings require it."""
@@ -302,11 +388,13 @@ class ServerLifecycle:
         for name, model in list(self.core.models.items()):
             if model.state is ModelState.STARTING and name in self.replicas:
                 self._tasks.spawn(self.replicas[name].stop())
+        for name in {one.name for one in self.others}:
+            self._tasks.spawn(self._cancel_replacement(name))
         self.template.drain()
 
     def kill(self) -> None:
         """Stop every server immediately."""
-        for replica in self.replicas.values():
+        for replica in (*self.replicas.values(), *self.others):
             replica.is_ending = True
             replica.server.stop()
             replica.server.stop()

@@ -51,11 +51,24 @@ def build_unknown_model_error(asked: str | None) -> AdmissionRefusedError:
 
 
 @dataclass(eq=False)
+class MovingStream:
+    """A stream that is being migrated to `target`. `has_left` is True once the source has been stopped.
+
+    `settled` completes when the migration ends, with True if the stream has reached the target.
+    """
+
+    target: Replica
+    settled: asyncio.Future[bool]
+    has_left: bool = False
+
+
+@dataclass(eq=False)
 class Ticket:
     """Admission ticket of a request, from its arrival to its end.
 
     `ticket_id` identifies the request in the core and the log, and `request_id` at its server. The future `granted` resolves
-    to the server for the request, or raises AdmissionRefusedError. `is_hit` is True if the request did not wait.
+    to the server for the request, or raises AdmissionRefusedError. `is_hit` is True if the request did not wait. `target` is
+    the server that processes the request, and `move` is its current migration.
     `continuation` is the state of a response that can continue on another server, and `response` is the current response.
     `earlier_tries` is the number of earlier admissions. `evicted_models` were evicted for the request.
     """
@@ -64,6 +77,8 @@ class Ticket:
     destination: Destination
     arrived_at: float
     granted: asyncio.Future[Replica]
+    target: Replica | None = None
+    move: MovingStream | None = None
     is_hit: bool = False
     dispatched_at: float | None = None
     continuation: Continuation | None = None
@@ -79,11 +94,23 @@ class Ticket:
             # Retrieve the exception: if the client has disconnected, the event loop would log it.
             self.granted.exception()
 
+    def grant(self, replica: Replica) -> None:
+        """Grant this server to the request, even if another server was granted before."""
+        self.granted = asyncio.get_running_loop().create_future()
+        self.granted.set_result(replica)
+
     def requeue(self) -> None:
-        """Requeue the request after its response was interrupted. It continues on the server to which `granted` resolves."""
+        """Continue the request at the target of the migration, or at its current server if the migration was rolled back."""
+        if self.move is not None and not self.move.has_left and not self.move.settled.done():
+            self.move.has_left = True
+            self.grant(self.move.target)
 
     def record_first_chunk(self) -> None:
-        """Record that the first chunk of a response has arrived."""
+        """Mark the migration as successful when its target sends the first chunk."""
+        move = self.move
+        if move is not None and move.has_left and not move.settled.done():
+            self.target = move.target
+            move.settled.set_result(True)
 
     @property
     def queued_s(self) -> float | None:
@@ -177,7 +204,7 @@ class RequestRouter(ABC, Generic[T]):
             ticket.reject(refused)
 
     def _grant(self, ticket: T, replica: Replica) -> None:
-        ticket.dispatched_at = self.clock()
+        ticket.dispatched_at, ticket.target = self.clock(), replica
         ticket.granted.set_result(replica)
 
     def _set_timer(self, due: float) -> None:

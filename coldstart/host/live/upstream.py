@@ -28,6 +28,9 @@ CROWDED_S = 0.005
 PROBE_S, SILENT_S = 1, 1.9
 # A busy server may not read a large request for a while, so such a request gets more time.
 LARGE, LARGE_SILENT_S = 1 << 15, 10.0
+# Maximum number of streams that migrate to a server at the same time. They pause while they migrate, and more would slow each
+# other down. Streams in the queue continue at their source.
+MAX_CONCURRENT_MOVES = 2
 # Headers that aiohttp must not add: only the client's own headers are forwarded.
 _NOT_ADDED = ("accept", "accept-encoding", "content-type", "user-agent")
 
@@ -252,9 +255,11 @@ class Replica:
 
     `mode` is its start mode, and `start_s` is the duration of its start in seconds. `send_lock` serializes the sending of
     requests that waited for the same start. `fault` is the reason why the gateway killed the server, or "" if it did not.
+    `handover_key` signs messages that migrate streams, or is "" if the server cannot transfer KV.
     """
 
-    def __init__(self, name: str, upstream: Upstream, key: str = "") -> None:
-        self.name, self.upstream, self.key = name, upstream, key
+    def __init__(self, name: str, upstream: Upstream, key: str = "", handover_key: str = "") -> None:
+        self.name, self.upstream, self.key, self.handover_key = name, upstream, key, handover_key
         self.mode, self.start_s, self.fault = "", 0.0, ""
+        self.move_slots = asyncio.Semaphore(MAX_CONCURRENT_MOVES)
         self.send_lock = asyncio.Lock()

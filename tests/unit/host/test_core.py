@@ -18,6 +18,7 @@ from coldstart.host.events import (
     ModelFailed,
     ModelReady,
     RejectRequest,
+    ReplaceServer,
     RequestArrived,
     RequestEnded,
     ServerOutdated,
@@ -100,6 +101,17 @@ def test_measured_excess_of_busy_models_is_evicted_at_the_next_check() -> None:
     assert host(4.0, MemoryMeasured("a", 14)) == []
     assert host(5.0, RequestEnded("a"), RequestEnded("b")) == []
     assert _brief(host(14.0, Tick())) == [("leave", "a", "stopped"), ("leave", "b", "stopped")]
+
+
+@pytest.mark.parametrize("memory, others, replaced", [(9, "", True), (7, "", False), (20, "bc", False)])
+def test_server_in_use_is_replaced_in_memory_that_is_free(memory: int, others: str, replaced: bool) -> None:
+    host = Driver(*(_on(name, 4) for name in "abc"), memory=memory)
+    host.up("a", 1.0)
+    # One of the others starts, and the second one waits for its turn.
+    host(2.0, RequestArrived("stream", "a"), *(RequestArrived(name, name) for name in others))
+    orders = host(3.0, ServerOutdated("a", "changed", is_replaceable=True))
+    assert orders == ([ReplaceServer("a", "changed")] if replaced else [])
+    assert host.core.models["a"].state is (ModelState.READY if replaced else ModelState.DRAINING)
 
 
 def test_a_failed_start_answers_its_own_requests_and_no_others() -> None:

@@ -16,8 +16,11 @@ from coldstart.host.events import (
     ModelFailed,
     ModelReady,
     RejectRequest,
+    ReplacementEnded,
+    ReplaceServer,
     RequestArrived,
     RequestEnded,
+    ServerOutdated,
     StartModel,
     Tick,
     TierChanged,
@@ -74,8 +77,10 @@ class Host(RuleBasedStateMachine):
         ]
         self.settings = HostSettings(memory=50, device_memory=40, backoff_s=3.0, **limits)
         self.core, self.now, self.count = Core(specs, self.settings), 0.0, 0
+        self.outdated: set[str] = set()
         self.starting: set[str] = set()
         self.leaving: set[str] = set()
+        self.replaced: set[str] = set()
         self.waiting: dict[str, str] = {}
         self.running: dict[str, str] = {}
         self.served: dict[str, list[int]] = {name: [] for name in NAMES}
@@ -92,8 +97,11 @@ class Host(RuleBasedStateMachine):
             case ChangeTier(model):
                 assert model not in self.running.values(), "somebody uses it"
                 assert model not in self.leaving | self.starting
-                assert not self.core.models[model].spec.pinned
+                assert not self.core.models[model].spec.pinned or model in self.outdated
                 self.leaving.add(model)
+            case ReplaceServer(model):
+                assert self.core.models[model].state is ModelState.READY and not self.waiting
+                self.replaced.add(model)
             case DispatchRequest(request, model):
                 assert self.waiting.pop(request) == model and self.core.models[model].state in SERVING
                 self.running[request] = model
@@ -150,6 +158,18 @@ class Host(RuleBasedStateMachine):
         self.running = {request: model for request, model in self.running.items() if model != name}
         self.tell(ModelFailed(name, "killed", has_external_cause=data.draw(st.booleans())))
 
+    @rule(name=st.sampled_from(NAMES), is_replaceable=st.booleans())
+    def server_is_outdated(self, name: str, is_replaceable: bool) -> None:
+        self.outdated.add(name)
+        self.tell(ServerOutdated(name, is_replaceable=is_replaceable))
+
+    @precondition(lambda self: self.replaced)
+    @rule(data=st.data())
+    def replacement_ends(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.replaced)))
+        self.replaced.remove(name)
+        self.tell(ReplacementEnded(name))
+
     @invariant()
     def memory_adds_up(self) -> None:
         for memory in (self.core.residents.device, self.core.residents.host_memory):
@@ -158,9 +178,8 @@ class Host(RuleBasedStateMachine):
                 assert used == memory.limit(place) - memory.free(place) <= memory.limit(place)
         for name, model in self.core.models.items():
             if model.is_resident:
-                assert (
-                    self.core.residents.device.reserved_bytes(name) == model.observed.memory or self.leaving
-                )
+                held = model.observed.memory + model.replacement_bytes
+                assert self.core.residents.device.reserved_bytes(name) == held or self.leaving
 
     @invariant()
     def order_is_kept(self) -> None:

@@ -3,13 +3,15 @@
 import asyncio
 import json
 import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from support.fake_model import generated
-from support.fake_upstream import TWO, staged, wait_until
+from support.fake_upstream import TWO, Stage, staged, wait_until
 
 from coldstart.contract.graphs import WORKER_REPORT
 from coldstart.errors import UsageError
@@ -69,6 +71,99 @@ async def test_changed_arguments_restart_a_model_after_its_streams(tmp_path: Pat
         assert [tuple(one.launch.args) for one in stage.servers.begun] == [(), ("--max-model-len", "64")]
         assert (await stage.ask(model="c", prompt=1))[0] == 200
         assert stage.driver.core.settings.max_held == 7
+
+
+LARGER = {**TWO, "a": {**TWO["a"], "args": ["--max-num-seqs", "64"]}}
+ROOM = {"memory": 25, "resume_streams": True}
+
+
+@asynccontextmanager
+async def _replacing(path: Path, *, holds_kv: bool = True) -> AsyncIterator[tuple[Stage, Any, Any, Any]]:
+    """Yield a stage whose model `a` gets a second server for its new arguments, the two servers, and a stream of the first."""
+    async with staged(path, **ROOM) as stage:
+        stage.servers.pause_s, stage.servers.holds_kv = 0.01, holds_kv
+        asked = stage.events(model="a", prompt="x", max_tokens=120, temperature=0)
+        stream = asyncio.create_task(asked)
+        await wait_until(lambda: stage.driver.facts.get_model("a").chunks_streamed >= 3)
+        stage.servers.hold = True
+        for _ in range(2):  # a second reload starts no third server
+            stage.driver.configure(_parsed(LARGER, **ROOM))
+        await stage.servers.begins(2)
+        assert stage.model("a")["held_bytes"] == 20
+        # Until the second server is ready, the first one serves all requests.
+        assert (await stage.ask(model="a", prompt="y"))[0] == 200
+        first, second = stage.servers.begun
+        assert first.asked[-1] == "y" and not second.asked
+        yield stage, first, second, stream
+        events = [json.loads(line[6:]) for line in await stream if line.startswith(b"data: {")]
+        assert [int(one["choices"][0]["text"]) for one in events] == generated("x", 120)
+
+
+@pytest.mark.parametrize("holds_kv", [True, False])
+async def test_server_with_new_arguments_takes_over_without_a_pause(tmp_path: Path, holds_kv: bool) -> None:
+    async with _replacing(tmp_path, holds_kv=holds_kv) as (stage, first, second, _):
+        second.gate.set()
+        await first.ended
+        assert stage.driver.moves.moved_count == 1 and stage.driver.moves.moved_with_kv == holds_kv
+        await wait_until(lambda: stage.model("a")["held_bytes"] == 10)
+        assert (await stage.ask(model="a", prompt="z"))[0] == 200 and second.asked[-1] == "z"
+        assert len(stage.servers.begun) == 2 and stage.model("a")["starts"] == 2
+
+
+@pytest.mark.parametrize("end", ["fails", "unload", "revert"])
+async def test_server_stays_until_its_requests_end_if_it_is_not_replaced(tmp_path: Path, end: str) -> None:
+    async with _replacing(tmp_path) as (stage, first, second, stream):
+        if end == "unload":
+            stage.driver.stop_models("a")
+        elif end == "revert":
+            stage.driver.configure(_parsed(**ROOM))
+            second.gate.set()
+        else:
+            second.over.set()
+        if end != "unload":
+            await second.ended
+            await wait_until(lambda: stage.model("a")["held_bytes"] == 10)
+        await stream
+        assert not stage.driver.moves.moved_count
+        if end == "unload":
+            await asyncio.gather(first.ended, second.ended)
+            await wait_until(lambda: stage.model("a")["state"] == "stopped")
+        else:
+            assert (await stage.ask(model="a", prompt="z"))[0] == 200 and first.asked[-1] == "z"
+
+
+async def test_stream_continues_at_the_next_server_if_both_servers_die(tmp_path: Path) -> None:
+    async with _replacing(tmp_path) as (stage, first, second, stream):
+        stage.servers.hold = False
+        first.over.set()
+        await second.ended
+        await stream
+        assert len(stage.servers.begun) == 3 and stage.model("a")["held_bytes"] == 10
+
+
+async def test_replacement_is_cancelled_when_its_model_goes_to_sleep(tmp_path: Path) -> None:
+    def models(*args: str) -> dict[str, Any]:
+        return {
+            **TWO,
+            "a": {
+                **TWO["a"],
+                "tiers": [{"name": "asleep-1", "memory": 2, "penalty_s": 0.1, "host_memory": 8}],
+                "args": [*SLEEP, *args],
+            },
+        }
+
+    async with staged(tmp_path, models(), memory=25, host_memory=8) as stage:
+        stage.servers.sleeps = True
+        stream = asyncio.create_task(stage.events(model="a", prompt="x", pieces=9, pause_s=0.01))
+        await wait_until(lambda: stage.model("a")["in_flight"] == 1 and stage.model("a")["mode"])
+        stage.servers.hold = True
+        stage.driver.configure(_parsed(models("--seed", "1"), memory=25, host_memory=8))
+        await stage.servers.begins(2)
+        await stream
+        stage.servers.hold = False
+        assert (await stage.ask(model="b", prompt=1))[0] == 200
+        first, second, _ = stage.servers.begun
+        assert "/sleep?level=1" in first.paths and second.ended.done()
 
 
 async def test_equal_or_invalid_arguments_do_not_restart_a_model(tmp_path: Path) -> None:

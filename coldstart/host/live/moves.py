@@ -1,4 +1,6 @@
-"""Migration of streams with their KV cache to a single worker, from a pipeline (ParaServe, section 6.2) or a drained server.
+"""Migration of streams with their KV cache to another server of their model (ParaServe, section 6.2).
+
+A fleet migrates the streams of a pipeline or of a drained server, and a host those of a server that it replaces.
 
 The target loads the KV of the tokens generated so far while the source continues. After the source has stopped the
 stream, the target loads the KV of the last tokens along with the rest of the request. If there is no KV, the target
@@ -9,87 +11,57 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from urllib.parse import urlsplit
+from hashlib import blake2b
 
-from coldstart.contract import handover
-from coldstart.fleet.live.orders import RankUp
+from coldstart.contract import environment, handover
+from coldstart.contract.arguments import group_by_flag
+from coldstart.host.launches import Launch
 from coldstart.host.live.continuation import Continuation
 from coldstart.host.live.log import BackgroundTasks, Log
 from coldstart.host.live.messages import build_auth_header
-from coldstart.host.live.request_router import Ticket
-from coldstart.host.live.upstream import Replica, Upstream
-
-# In a data center, a slower connection means that the server is down.
-CONNECT_TIMEOUT_S = 2.5
-# Maximum number of streams that migrate to a worker at the same time. They pause while they migrate, and more would slow each
-# other down. Streams in the queue continue at their source.
-MAX_CONCURRENT_MOVES = 2
-
-
-class FleetReplica(Replica):
-    """A group that serves requests. `up` describes the worker that receives its requests."""
-
-    def __init__(self, group: str, model: str, up: RankUp) -> None:
-        url = urlsplit(up.url)
-        place = str(url.hostname), url.port or 80
-        super().__init__(model, Upstream(place, connect_s=CONNECT_TIMEOUT_S), up.key)
-        self.group, self.mode, self.start_s = group, up.mode, up.start_s
-        self.handover_key, self.move_slots = up.handover_key, asyncio.Semaphore(MAX_CONCURRENT_MOVES)
-
-
-@dataclass(eq=False)
-class MovingStream:
-    """A stream that is being migrated to `target`. `has_left` is True once the source has been stopped.
-
-    `settled` completes when the migration ends, with True if the stream has reached the target.
-    """
-
-    target: FleetReplica
-    settled: asyncio.Future[bool]
-    has_left: bool = False
-
-
-@dataclass(eq=False)
-class FleetTicket(Ticket):
-    """Ticket of a request to a fleet.
-
-    `target` is the group that processes the request, and `move` is its current migration. `unsent` is the number of the
-    `earlier_tries` that failed before the request was sent.
-    """
-
-    target: FleetReplica | None = None
-    move: MovingStream | None = None
-    unsent: int = 0
-
-    def grant(self, replica: FleetReplica) -> None:
-        """Grant this group to the request, even if another group was granted before."""
-        self.granted = asyncio.get_running_loop().create_future()
-        self.granted.set_result(replica)
-
-    def requeue(self) -> None:
-        """Continue the request at the target of the migration, or at the current group if the migration was rolled back."""
-        if self.move is not None and not self.move.has_left and not self.move.settled.done():
-            self.move.has_left = True
-            self.grant(self.move.target)
-
-    def record_first_chunk(self) -> None:
-        """Mark the migration as successful when its target sends the first chunk."""
-        move = self.move
-        if move is not None and move.has_left and not move.settled.done():
-            self.target = move.target
-            move.settled.set_result(True)
-
+from coldstart.host.live.request_router import MovingStream, Ticket
+from coldstart.host.live.upstream import Replica
+from coldstart.launch.scheduler import reserve_cores
+from coldstart.system.secrets import drop_secret_options
+from coldstart.vllm.handover import can_hand_over, handover_arguments
 
 MOVE_TIMEOUT_S = 60.0
 # The source responds in its next iteration. If a full batch delays it, the target recomputes the tokens.
 HOLD_TIMEOUT_S = 5.0
 JSON_HEADERS = ((b"content-type", b"application/json"),)
+# Arguments that change neither the values of a KV cache nor their order. Others do, such as --max-model-len for some models
+# with long contexts.
+_WITHOUT_EFFECT_ON_KV = """api_key api_server_count async_scheduling chat_template enable_log_requests enable_prefix_caching
+    gpu_memory_utilization headless kv_cache_memory_bytes master_addr master_port max_num_batched_tokens max_num_seqs nnodes
+    node_rank pipeline_parallel_size scheduling_policy served_model_name uvicorn_log_level"""
+
+
+def enable_handover(launch: Launch, host: str, *, on_cpu: bool) -> tuple[list[str], str, dict[str, str]]:
+    """Return what a server needs to move streams with their KV: its vLLM arguments, its handover key and its environment.
+
+    Its data ports listen at the address `host`. All three are empty if `launch` has arguments that do not allow it.
+    """
+    if not can_hand_over(launch.args):
+        return [], "", {}
+    # Each server has its own key, which no client knows.
+    key = secrets.token_hex(32)
+    env = {str(environment.HANDOVER_KEY): key}
+    if on_cpu:
+        env |= reserve_cores(launch.args.ranks_per_node())
+    return handover_arguments(host, _identify_kv(launch)), key, env
+
+
+def _identify_kv(launch: Launch) -> str:
+    """Return a value that is equal for servers with interchangeable KV. All users can read it, so it depends on no secret."""
+    ignored, given = frozenset(_WITHOUT_EFFECT_ON_KV.split()), drop_secret_options(launch.args)
+    flags = [flag for flag in group_by_flag(given) if flag[0] not in ignored]
+    return blake2b(repr((launch.model, launch.revision, flags)).encode(), digest_size=16).hexdigest()
 
 
 class Moves:
-    """Stream migrations of a fleet.
+    """Stream migrations of a gateway.
 
     `moved_count` migrations succeeded, `moved_with_kv` of them with the KV cache, and `failed_count` failed. `tickets` maps
     request numbers to the open requests. `ended` is called after each migration with the request number and whether it
@@ -98,7 +70,7 @@ class Moves:
 
     def __init__(
         self,
-        tickets: Mapping[str, FleetTicket],
+        tickets: Mapping[str, Ticket],
         ended: Callable[[str, bool], None],
         clock: Callable[[], float],
         log: Log,
@@ -107,24 +79,24 @@ class Moves:
         self._tickets, self._ended, self._clock = tickets, ended, clock
         self._log, self._tasks = log, BackgroundTasks(log)
 
-    def schedule_move(self, ticket: FleetTicket, target: FleetReplica) -> None:
+    def schedule_move(self, ticket: Ticket, target: Replica) -> None:
         """Migrate the stream of a request as soon as the target has a free slot."""
         self._tasks.spawn(self._move_in_turn(ticket, target))
 
-    async def _move_in_turn(self, ticket: FleetTicket, target: FleetReplica) -> None:
+    async def _move_in_turn(self, ticket: Ticket, target: Replica) -> None:
         async with target.move_slots:
             done = self._is_open(ticket) and await self._move(ticket, target)
         if self._is_open(ticket):
             self._ended(ticket.ticket_id, done)
 
-    def _is_open(self, ticket: FleetTicket) -> bool:
+    def _is_open(self, ticket: Ticket) -> bool:
         return self._tickets.get(ticket.ticket_id) is ticket
 
-    async def _move(self, ticket: FleetTicket, target: FleetReplica) -> bool:
+    async def _move(self, ticket: Ticket, target: Replica) -> bool:
         source, stream, deadline = ticket.target, ticket.continuation, self._clock() + MOVE_TIMEOUT_S
         if source is None or stream is None or ticket.response is None:
             self._log.write(
-                "not moved", request=ticket.ticket_id, reason="another worker cannot resume the stream"
+                "not moved", request=ticket.ticket_id, reason="another server cannot resume the stream"
             )
             return False
         kv = await self._hold_kv(ticket, source, target, stream)
@@ -133,7 +105,7 @@ class Moves:
             and await self._complete(target, stream.build_warmup_request(kv), MOVE_TIMEOUT_S) is None
         ):
             return self._record_failed_move(
-                ticket, "the new worker did not prefill the tokens generated so far"
+                ticket, "the new server did not prefill the tokens generated so far"
             )
         if kv is not None:
             kv = await self._hold_kv(ticket, source, target, stream)
@@ -146,7 +118,7 @@ class Moves:
         ticket.response.interrupt()
         await asyncio.wait([settled], timeout=max(0.0, deadline - stopped_s))
         if not settled.done():
-            self.roll_back(ticket, "the new worker did not continue the stream in time")
+            self.roll_back(ticket, "the new server did not continue the stream in time")
             ticket.response.interrupt()
         ticket.move = None
         if settled.result():
@@ -158,13 +130,13 @@ class Moves:
             )
         return settled.result()
 
-    def _record_failed_move(self, ticket: FleetTicket, reason: str) -> bool:
+    def _record_failed_move(self, ticket: Ticket, reason: str) -> bool:
         self.failed_count += 1
         self._log.write("not moved", request=ticket.ticket_id, reason=reason)
         return False
 
     async def _hold_kv(
-        self, ticket: FleetTicket, source: FleetReplica, target: FleetReplica, stream: Continuation
+        self, ticket: Ticket, source: Replica, target: Replica, stream: Continuation
     ) -> dict[str, str] | None:
         """Make the source retain the stream's KV. Return the transfer parameters for the target, or None if this fails."""
         if stream.prompt is None or not (source.handover_key and target.handover_key):
@@ -182,7 +154,7 @@ class Moves:
         return None
 
     @staticmethod
-    async def _complete(replica: FleetReplica, body: bytes, limit_s: float) -> bytes | None:
+    async def _complete(replica: Replica, body: bytes, limit_s: float) -> bytes | None:
         """Return the response of `replica` to a completion request, or None if it fails or takes over `limit_s` seconds."""
         try:
             async with asyncio.timeout(limit_s):
@@ -194,7 +166,7 @@ class Moves:
         except OSError:  # includes TimeoutError
             return None
 
-    def roll_back(self, ticket: FleetTicket, reason: str) -> bool:
+    def roll_back(self, ticket: Ticket, reason: str) -> bool:
         """Roll back a migration whose target failed before its first token. Return whether a migration was in progress."""
         move = ticket.move
         if move is None or move.settled.done():
@@ -205,7 +177,7 @@ class Moves:
         ticket.grant(ticket.target)
         return True
 
-    def end_move(self, ticket: FleetTicket) -> None:
+    def end_move(self, ticket: Ticket) -> None:
         """End the migration of a request that has ended or was sent to another group."""
         if ticket.move is not None and not ticket.move.settled.done():
             ticket.move.settled.set_result(False)
