@@ -56,7 +56,7 @@ WAIT_S = 0.001
 class LocalReplica(Replica):
     """Server of a model on this host. `began` is the time in seconds at which its start was ordered."""
 
-    def __init__(self, launch: Launch, server: ModelServer, began: float, handover_key: str) -> None:
+    def __init__(self, launch: Launch, server: ModelServer, began: float, handover_key: str = "") -> None:
         key = messages.find_server_key(launch.args)
         super().__init__(launch.name, Upstream(server.socket), key, handover_key)
         self.launch, self.server, self.began = launch, server, began
