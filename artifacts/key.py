@@ -59,9 +59,6 @@ class Key:
     def __hash__(self) -> int:
         return hash(self.digest)
 
-    def __reduce__(self) -> tuple[type[Key], tuple[dict[str, Scalar]]]:
-        return Key, (dict(self.fields),)
-
 
 def compare_keys(wanted: Key, found: Key) -> list[FieldMismatch]:
     """Return the fields with different values, sorted by name. The list is empty if and only if the keys are equal."""

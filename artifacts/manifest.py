@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
@@ -152,5 +152,4 @@ def is_supported(entry: oci.Descriptor) -> bool:
     known = SECTION_TYPES.get(entry.section_type)
     if known is None or not 1 <= entry.section_version <= known.version:
         return False
-    implied = SectionType(known.name, entry.section_version, known.executable, known.encoding)
-    return entry.media_type == implied.media_type
+    return entry.media_type == replace(known, version=entry.section_version).media_type

@@ -58,9 +58,18 @@ class _Garbage:
 
 
 def prune(
-    layout: OciLayout, keep: int | None, drop: Sequence[Bundle], trust: TrustCheck | None, *, dry_run: bool
+    layout: OciLayout,
+    keep: int | None = 1,
+    *,
+    drop: Sequence[Bundle] = (),
+    dry_run: bool = False,
+    trust: TrustCheck | None = None,
 ) -> PruneReport:
-    """Remove bundles except the best `keep` of each key (None: keep all), bundles in `drop`, and unreferenced files."""
+    """Remove bundles except the best `keep` of each key (None: keep all), bundles in `drop`, and unreferenced files.
+
+    Return a report of what is removed or, with `dry_run`, would be removed. Bundles that `trust` accepts rank above all
+    others. Raises ReadOnlyStoreError.
+    """
     if not layout.exists:
         return PruneReport()
     layout.create()

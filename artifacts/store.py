@@ -22,7 +22,6 @@ from coldstart.artifacts.oci_layout import OciLayout, is_bundle
 if TYPE_CHECKING:
     # Modules of writers are imported in functions, because readers start servers and must be fast.
     from coldstart.artifacts.oci_layout import BundleSource
-    from coldstart.artifacts.prune import PruneReport
     from coldstart.artifacts.writer import BundleDraft
 Bundles = list[Bundle]
 Mismatches = list[FieldMismatch]
@@ -147,23 +146,6 @@ class Store:
             lines = [f"{ref!r} matches {len(matches)} bundles", *map(_format_choice, matches)]
             raise AmbiguousReferenceError(lines)
         return sort_best_first(matches, trust)[0].bundle if len(matches) > 1 else matches[0]
-
-    def prune(
-        self,
-        keep: int | None = 1,
-        *,
-        drop: Sequence[Bundle] = (),
-        dry_run: bool = False,
-        trust: TrustCheck | None = None,
-    ) -> PruneReport:
-        """Remove versions except the best `keep` of each key (None: keep all), bundles in `drop`, and unreferenced files.
-
-        Return a report of what is removed or, with `dry_run`, would be removed. Bundles that `trust` accepts rank above all
-        others. Raises ReadOnlyStoreError.
-        """
-        from coldstart.artifacts import prune
-
-        return prune.prune(self.layout, keep, drop, trust, dry_run=dry_run)
 
     def receive_bundle(self, source: BundleSource, descriptor: oci.Descriptor) -> Bundle:
         """Copy a bundle from another store, an archive, a registry or the hub into this store, and return the copy."""

@@ -25,12 +25,8 @@ class Origin(NamedTuple):
     @property
     def is_loopback(self) -> bool:
         """Return whether the host is localhost or a loopback address. DNS is not used: it could map any name to loopback."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host.partition("%")[0]).is_loopback
-        except ValueError:
-            return False
+        address = _parse_address(self.host)
+        return self.host == "localhost" or (address is not None and address.is_loopback)
 
     @property
     def can_receive_secrets(self) -> bool:
@@ -64,7 +60,9 @@ def may_receive_credentials(realm: Origin, registry: Origin, allowed: Collection
         return True
     if realm.host == registry.host:
         return realm.port == registry.port or not realm.is_loopback
-    return "." in realm.host and registry.host.endswith(f".{realm.host}") and not _is_address(registry.host)
+    return (
+        "." in realm.host and registry.host.endswith(f".{realm.host}") and not _parse_address(registry.host)
+    )
 
 
 def redact_url(url: str) -> str:
@@ -77,9 +75,8 @@ def redact_url(url: str) -> str:
     return f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}"
 
 
-def _is_address(host: str) -> bool:
+def _parse_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        ipaddress.ip_address(host)
+        return ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
-        return False
-    return True
+        return None

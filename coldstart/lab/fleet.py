@@ -8,7 +8,7 @@ stop at once. They die, and messages are lost, only if `faults` contains such ev
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -71,7 +71,7 @@ class _Fleet:
         self.servers = {server.name: server for server in servers}
         self.links = {server.name: NetworkLink(server.network) for server in servers}
         self.processes: dict[str, _Process] = {}
-        self.group_ranks: dict[str, tuple[int, int]] = {}
+        self.group_ranks = defaultdict[str, tuple[int, int]](lambda: (1, 1))
         self._loop = EventLoop(core.deadline, lambda: self._handle_event(events.Tick()))
         self._link_timers: dict[str, Timer] = {}
         self._open_requests = 0
@@ -235,11 +235,8 @@ class _Fleet:
         if launch.fetch:
             self._handle_event(events.WeightsFetched(worker))
 
-    def _get_group_ranks(self, group: str) -> tuple[int, int]:
-        return self.group_ranks.get(group, (1, 1))
-
     def _dispatch(self, request: str, group: str) -> None:
-        stream, (ranks, full), now = self.streams[int(request)], self._get_group_ranks(group), self._loop.now
+        stream, (ranks, full), now = self.streams[int(request)], self.group_ranks[group], self._loop.now
         asked, record = stream.request, stream.record
         own = replace(
             self._get_costs(asked.model), prefill_s=asked.prefill_s, decode_s=asked.seconds_per_token
@@ -252,7 +249,7 @@ class _Fleet:
 
     def _generate(self, request: str, group: str, first: float) -> None:
         """Schedule the end of a request that generates its remaining tokens in `group` from time `first` on."""
-        stream, (ranks, full) = self.streams[int(request)], self._get_group_ranks(group)
+        stream, (ranks, full) = self.streams[int(request)], self.group_ranks[group]
         asked = stream.request
         costs = replace(self._get_costs(asked.model), decode_s=asked.seconds_per_token)
         self._group_of_request[request] = group

@@ -112,7 +112,7 @@ class TracePlan:
         return replace(self, models=self.models or ",".join(model_names))
 
     def read(self, report: TraceReport) -> list[TraceRequest]:
-        """Read the trace unchanged. Raises TraceError under the same conditions as `read_trace`."""
+        """Read the trace unchanged. Raises UsageError under the same conditions as `read_trace`."""
         return read_trace(
             self.path,
             columns=Columns.parse(self.columns) if self.columns else None,

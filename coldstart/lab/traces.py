@@ -44,10 +44,6 @@ class BadRow:
     reason: str
 
 
-class TraceError(UsageError):
-    """The trace is unusable: it has an unknown format or a missing column."""
-
-
 @dataclass(slots=True)
 class TraceReport:
     """Format of a trace, numbers of requests and of skipped rows, and the first 100 skipped rows with reasons."""
@@ -75,13 +71,13 @@ class Columns:
 
     @classmethod
     def parse(cls, text: str) -> Columns:
-        """Parse 'time=T,prompt=P,output=O[,model=M][,unit=ms|s|us]'. Raises TraceError if the text is invalid."""
+        """Parse 'time=T,prompt=P,output=O[,model=M][,unit=ms|s|us]'. Raises UsageError if the text is invalid."""
         units = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
         pairs = dict(part.split("=", 1) for part in text.split(",") if "=" in part)
         missing = {"time", "prompt", "output"} - pairs.keys()
         unknown = pairs.keys() - {"time", "prompt", "output", "model", "unit"}
         if missing or unknown or pairs.get("unit", "s") not in units:
-            raise TraceError(
+            raise UsageError(
                 f"invalid column mapping {text!r}: expected time=, prompt= and output=, optionally model= and unit=s|ms|us",
                 hint="use --columns time=COLUMN,prompt=COLUMN,output=COLUMN[,model=COLUMN][,unit=s|ms|us]",
             )
@@ -126,12 +122,12 @@ def read_trace(
     requests. Invalid rows are skipped and listed in `report`.
 
     Raises:
-        TraceError: The file is unreadable, its format is unknown, or a column is missing.
+        UsageError: The file is unreadable, its format is unknown, or a column is missing.
     """
     try:
         text = path.read_text(encoding="utf-8-sig", errors="replace")
     except OSError as problem:
-        raise TraceError(
+        raise UsageError(
             f"cannot read the trace {path}: {problem.strerror}", hint="check the path and its permissions"
         ) from problem
     report = report or TraceReport()
@@ -154,7 +150,7 @@ def read_trace(
         cells, reasons = _parse_items(lines, _parse_object, [*MOONCAKE_COLUMNS.required, "model", "hash_ids"])
         requests, reasons = _build_requests(cells.astype(object).fillna(""), reasons, MOONCAKE_COLUMNS)
     else:
-        raise TraceError(
+        raise UsageError(
             f"{path} has an unknown trace format; its columns are {', '.join(header)}",
             hint="specify the columns: --columns time=COLUMN,prompt=COLUMN,output=COLUMN",
         )
@@ -177,7 +173,7 @@ def _read_csv(text: str, header: list[str], columns: Columns) -> tuple[DataFrame
     from pandas import Series
 
     if missing := [name for name in columns.required if name not in header]:
-        raise TraceError(
+        raise UsageError(
             f"the trace lacks these columns: {', '.join(missing)}; its header is {','.join(header)!r}",
             hint="specify existing columns with --columns",
         )
@@ -204,7 +200,7 @@ def _parse(text: str, **options: Any) -> DataFrame:
     try:
         return read_csv(StringIO(text), **options)
     except ValueError as problem:
-        raise TraceError(
+        raise UsageError(
             f"cannot parse the trace as CSV: {problem}", hint="check the quotes in the CSV file"
         ) from problem
 
@@ -231,7 +227,7 @@ def _expand_invocations(path: Path, text: str, until_s: float, limit: int | None
         end = min(end, int(of_minute.cumsum().searchsorted(limit)) + 1)
     counts = counts[:, first:end]
     if (total := int(counts.sum())) > MAX_INVOCATIONS:
-        raise TraceError(
+        raise UsageError(
             f"the trace {path} has {total:,} invocations, more than the maximum of {MAX_INVOCATIONS:,}",
             hint="replay a part of the trace with --duration SECONDS or --limit N",
         )
@@ -248,7 +244,7 @@ def _read_json_array(path: Path, text: str) -> tuple[str, DataFrame, Series]:
     try:
         texts = json.loads(text)
     except ValueError as problem:
-        raise TraceError(
+        raise UsageError(
             f"cannot parse the trace {path} as JSON: {problem}",
             hint="use a JSON file in the format of ShareGPT or Alpaca",
         ) from problem

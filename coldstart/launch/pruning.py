@@ -17,6 +17,7 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.oci import Descriptor
 from coldstart.artifacts.prune import PruneReport, remove_paths
+from coldstart.artifacts.prune import prune as prune_bundles
 from coldstart.artifacts.store import Store
 from coldstart.errors import UsageError
 from coldstart.launch import process_snapshot
@@ -50,7 +51,8 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
     store = Store(cache.bundles)
     # A name with bundles of several keys is ambiguous.
     drop = [store.find_by_reference(ref, require_one_key=True) for ref in refs]
-    pruned = store.prune(None if drop else keep, drop=drop, dry_run=dry_run, trust=inspection.trust)
+    trust, kept = inspection.trust, None if drop else keep
+    pruned = prune_bundles(store.layout, kept, drop=drop, dry_run=dry_run, trust=trust)
     remaining = [bundle for bundle in store.list_bundles() if bundle.digest not in pruned.removed]
     unpacked = _find_unpacked(cache, remaining)
     with _find_partial_images(cache.runtimes) as partial:

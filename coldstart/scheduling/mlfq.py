@@ -61,10 +61,6 @@ class SkipJoinMlfq:
             bisect_left(self.quanta, job.predict_iteration_s(self.profile) * _SLACK), len(self.quanta) - 1
         )
 
-    def compute_demoted_level(self, job: Job) -> int:
-        """Return the level to which a job that has used its quantum is demoted."""
-        return min(max(job.level + self.settings.eta, self.compute_first_level(job)), len(self.quanta) - 1)
-
     def add(self, job: Job, now: float) -> None:
         level = 0 if job.priority < 0 else max(self.compute_first_level(job), job.priority)
         self._enqueue(job, min(level, len(self.quanta) - 1))
@@ -166,7 +162,7 @@ class SkipJoinMlfq:
 
     def _demote(self, job: Job) -> None:
         self._promoted.discard(job.id)
-        level = self.compute_demoted_level(job)
+        level = min(max(job.level + self.settings.eta, self.compute_first_level(job)), len(self.quanta) - 1)
         job.level_service_s = 0.0
         if level != job.level:
             self._move(job, level)

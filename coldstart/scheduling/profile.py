@@ -111,8 +111,7 @@ class IterationProfile:
             return self.decode(decode_batch) if decode_batch else 0.0
         if not decode_batch:
             return self.prefill(prefill_tokens)
-        shared = min(self.prefill.ys[0], self.decode.ys[0])
-        return self.prefill(prefill_tokens) + self.decode(decode_batch) - shared
+        return self.prefill(prefill_tokens) + self.decode(decode_batch) - self.shortest_iteration_s
 
 
 FALLBACK_PROFILE = IterationProfile.create(

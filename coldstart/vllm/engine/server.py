@@ -151,11 +151,9 @@ def create_config(args: Namespace) -> Any:
 
     engine_args = AsyncEngineArgs.from_cli_args(args)
     # vLLM's own server passes this flag to the engine; vLLM 0.31 does not have it.
-    if (
-        not getattr(args, "enable_flash_late_interaction", True)
-        and compat.find_unsupported_reason("late-interaction") is None
-    ):
-        import_cli_args().propagate_flash_late_interaction(args, engine_args)
+    compat.find_unsupported_reason(
+        "late-interaction", lambda: import_cli_args().propagate_flash_late_interaction(args, engine_args)
+    )
     config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
     multimodal = config.model_config.multimodal_config
     if multimodal is not None and components.uses_handover(args):

@@ -29,7 +29,7 @@ def drop_unsupported_scheduler(args: Namespace, config: Any, plan: LaunchPlan) -
     """
     if args.scheduler_cls != SCHEDULER_CLS or not (reason := _find_incompatibility(config)):
         return False
-    _add_fallback(plan, f"{reason}; vLLM's own scheduler runs instead")
+    plan.fallbacks.append(Fallback(SECTION, f"{reason}; vLLM's own scheduler runs instead"))
     args.scheduler_cls, args.additional_config, args.kv_transfer_config = None, {}, None
     return True
 
@@ -42,7 +42,7 @@ def choose_engine_client(config: Any, plan: LaunchPlan) -> Any:
         return AsyncLLM
     module = "coldstart.vllm.scheduling.deadlines"
     if reason := compat.find_unsupported_reason("deadline", partial(import_module, module)):
-        _add_fallback(plan, f"{reason}; requests have no deadlines")
+        plan.fallbacks.append(Fallback(SECTION, f"{reason}; requests have no deadlines"))
         return AsyncLLM
     return import_module(module).DeadlineLLM
 
@@ -79,7 +79,3 @@ def _find_incompatibility(config: Any) -> str | None:
         return None
     except Exception as problem:  # noqa: BLE001 - the server must start after any error of an unknown vLLM
         return f"cannot load the scheduler: {type(problem).__name__}: {problem}"
-
-
-def _add_fallback(plan: LaunchPlan, reason: str) -> None:
-    plan.fallbacks.append(Fallback(SECTION, reason))

@@ -16,6 +16,7 @@ from coldstart.artifacts import files, sign
 from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.bundle import Bundle, accept_any
 from coldstart.artifacts.errors import BundleError, NoSpaceError, ReadOnlyStoreError
+from coldstart.artifacts.prune import prune
 from coldstart.artifacts.store import Store
 from tools.bundles import KV, key, provenance, publish, publish_sections
 
@@ -70,7 +71,7 @@ def test_store_stays_valid_when_writers_are_killed_at_random(store: Store, kills
         assert _status(child) == -signal.SIGKILL
         seen = max(seen, _check_whole(store))
         if kill % 10 == 9:
-            store.prune(keep=1)
+            prune(store.layout, keep=1)
             assert list(store.layout.staging_dir.iterdir()) == []
             assert _check_whole(store) <= 1
     assert seen > 1
@@ -86,7 +87,7 @@ def test_store_stays_valid_when_a_writer_is_killed_at_any_step(store: Store) -> 
             break
         assert _check_whole(store) >= 1
     assert 10 < last < 199
-    store.prune()
+    prune(store.layout)
     live = {blob.digest for b in store.list_bundles() for blob in (b.descriptor, *b.image_manifest.blobs)}
     assert len(list(store.layout.blobs_dir.iterdir())) == len(live)
 
@@ -171,7 +172,7 @@ def test_prune_on_a_full_disk_removes_unreferenced_blobs_first(small_disk: Path,
     garbage = blob_path(store.root, f"sha256:{'0' * 64}")
     garbage.write_bytes(bytes(50_000))
     _fill(small_disk)
-    pruned = store.prune(keep=1)
+    pruned = prune(store.layout, keep=1)
     assert pruned.removed == (old.digest,) and pruned.freed_bytes > 250_000
     assert not garbage.exists() and store.list_bundles() == [new] and check(new) == []
 
@@ -186,10 +187,10 @@ def test_prune_that_cannot_write_the_index_is_completed_by_the_next(
 
     with monkeypatch.context() as patch, pytest.raises(NoSpaceError):
         patch.setattr(files, "write_atomic", full)
-        store.prune(keep=1)
+        prune(store.layout, keep=1)
     assert store.list_bundles() == [old, new] and check(new) == []
     assert [finding.code for finding in check(old)] == ["CS-BLOB-MISSING"]
-    store.prune(keep=1)
+    prune(store.layout, keep=1)
     assert store.list_bundles() == [new] and not blob_path(store.root, old.digest).exists()
 
 
@@ -234,7 +235,7 @@ def test_a_read_only_store_is_read_and_refuses_writes_by_name(read_only: Store, 
     with pytest.raises(ReadOnlyStoreError), read_only.open_draft(key()):
         pass
     with pytest.raises(ReadOnlyStoreError):
-        read_only.prune()
+        prune(read_only.layout)
     with pytest.raises(ReadOnlyStoreError):
         bundle.extract_section("compile", read_only.root / "out", trust=accept_any)
 
@@ -242,7 +243,7 @@ def test_a_read_only_store_is_read_and_refuses_writes_by_name(read_only: Store, 
 def test_a_bundle_pruned_under_a_reader_is_a_named_error(store: Store, tmp_path: Path) -> None:
     old = publish(store, tmp_path, run=1)
     publish(store, tmp_path, run=2)
-    store.prune(keep=1)
+    prune(store.layout, keep=1)
     with pytest.raises(BundleError) as caught:
         store_read = Store(store.root)
         Bundle(store_read.layout, old.descriptor).read_json("kv")

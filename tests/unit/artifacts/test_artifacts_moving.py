@@ -14,6 +14,7 @@ from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import DigestMismatchError, InvalidReferenceError, MissingBlobError
 from coldstart.artifacts.oci_layout import OciLayout
+from coldstart.artifacts.prune import prune
 from coldstart.artifacts.store import Store
 from support.registry import host
 from tools.bundles import damage, keep, provenance, publish, publish_sections, write_tree
@@ -95,7 +96,7 @@ def test_push_to_and_pull_from_the_hub(store: Store, tmp_path: Path, monkeypatch
 def test_a_blob_that_is_pruned_during_a_pull_is_an_error(store: Store, tmp_path: Path) -> None:
     class Pruning(OciLayout):
         def read_signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
-            other.prune(keep=None, drop=other.list_bundles())
+            prune(other.layout, keep=None, drop=other.list_bundles())
             return super().read_signatures(subject)
 
     bundle, other = publish(store, tmp_path, run=1), Store(tmp_path / "other")
@@ -110,7 +111,7 @@ def test_prune_touches_no_blob_while_a_manifest_cannot_be_read(store: Store, tmp
     bundle = publish(store, tmp_path)
     blob_path(store.root, bundle.digest).write_bytes(b"rotten")
     before = sorted(store.layout.blobs_dir.iterdir())
-    assert "cannot be read" in (store.prune().note or "")
+    assert "cannot be read" in (prune(store.layout).note or "")
     assert sorted(store.layout.blobs_dir.iterdir()) == before
 
 

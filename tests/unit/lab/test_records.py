@@ -5,11 +5,12 @@ from statistics import mean, pstdev
 import pytest
 from tools.openai_server import FakeServer, running
 
+from coldstart.errors import UsageError
 from coldstart.lab.live import Target, replay
 from coldstart.lab.plan import TracePlan, assign_models, generate_prompt, replace_arrivals
 from coldstart.lab.records import Replay, RequestRecord, summarize, tabulate
 from coldstart.lab.report import ReplayRun, compare_runs, find_highest_rates, tabulate_metrics
-from coldstart.lab.traces import Columns, TraceError, TraceReport, TraceRequest, read_trace
+from coldstart.lab.traces import Columns, TraceReport, TraceRequest, read_trace
 
 
 def record(number: int, first: float, end: float, tokens: int) -> RequestRecord:
@@ -178,7 +179,7 @@ def test_invocation_counts_of_azure_functions_2019_become_requests(
     assert [len(arrange(TracePlan(path, limit=count))) for count in (2, 5, 9)] == [2, 5, 8]
     monkeypatch.setattr("coldstart.lab.traces.MAX_INVOCATIONS", 2000)
     many = write(tmp_path, of_2019("o,a,f,http,1999,1999"))
-    with pytest.raises(TraceError, match="more than the maximum of 2,000"):
+    with pytest.raises(UsageError, match="more than the maximum of 2,000"):
         read_trace(many)
     assert len(read_trace(many, until_s=0, limit=1)) == 1999
 
@@ -199,7 +200,7 @@ def test_texts_give_token_counts_and_rows_without_answer_named(name: str, text: 
         *((2, 2) if name == "ShareGPT" else (1, 2)),
     )
     assert [bad.line for bad in report.bad_rows] == [2]
-    with pytest.raises(TraceError, match=r"cannot parse the trace .* as JSON"):
+    with pytest.raises(UsageError, match=r"cannot parse the trace .* as JSON"):
         read_trace(write(tmp_path, text[:-1]))
 
 
@@ -230,15 +231,15 @@ def test_malformed_rows_are_named_and_skipped(tmp_path: Path) -> None:
 
 def test_unreadable_trace_is_refused_with_the_reason(tmp_path: Path) -> None:
     path = write(tmp_path, "a,b\n1,2\n")
-    with pytest.raises(TraceError, match="an unknown trace format; its columns are a, b"):
+    with pytest.raises(UsageError, match="an unknown trace format; its columns are a, b"):
         read_trace(path)
-    with pytest.raises(TraceError, match="these columns: p; its header is 'a,b'"):
+    with pytest.raises(UsageError, match="these columns: p; its header is 'a,b'"):
         read_trace(path, columns=Columns.parse("time=a,prompt=p,output=b"))
-    with pytest.raises(TraceError, match="cannot read"):
+    with pytest.raises(UsageError, match="cannot read"):
         read_trace(tmp_path / "absent")
-    with pytest.raises(TraceError, match=r"cannot parse the trace as CSV: .* EOF inside string"):
+    with pytest.raises(UsageError, match=r"cannot parse the trace as CSV: .* EOF inside string"):
         read_trace(write(tmp_path, SAMPLES["BurstGPT"] + '"'))
-    with pytest.raises(TraceError, match="expected time="):
+    with pytest.raises(UsageError, match="expected time="):
         Columns.parse("time=t")
 
 
