@@ -10,18 +10,13 @@ used, the worker's process uses a device. The engine, the scheduler's pause and 
 
 import os
 import sys
-from argparse import Namespace
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from vllm.platforms.cpu import CpuPlatform
 
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
-from coldstart.vllm import sleep as backend
 from coldstart.vllm.engine import server, template, worker
 from coldstart.vllm.engine.application import EarlyApplication
-from coldstart.vllm.engine.readiness import Readiness
 
 SLEEP, WAKE_UP, BUILD = worker.ColdWorker.sleep, worker.ColdWorker.wake_up, EarlyApplication.start_building
 ASKED = Path(sys.argv[1]).with_name("asked")
@@ -55,20 +50,8 @@ def start_building(self: EarlyApplication, *arguments: object) -> None:
 
 
 def serve(plan: str, ready: str) -> int:
-    """Run a server as a host starts it, with vLLM's routes for development and with the backend of a template."""
+    """Run a server as a host starts it, with vLLM's routes for development."""
     os.environ["VLLM_SERVER_DEV_MODE"], os.environ[READY_FD_ENV] = "1", ready
-    parse, check = server.parse_args, Readiness.check_canary
-
-    def parse_args(words: Sequence[str]) -> tuple[Namespace, Any]:
-        args, fallbacks = parse(words)
-        assert backend.choose_backend(args) is None
-        return args, fallbacks
-
-    async def check_canary(self: Readiness) -> bool:
-        assert await backend.manage_worker_weights(self.engine, "tiny") is None
-        return await check(self)
-
-    server.parse_args, Readiness.check_canary = parse_args, check_canary
     return server.run(LaunchPlan.parse(Path(f"/proc/self/fd/{plan}").read_text()))
 
 

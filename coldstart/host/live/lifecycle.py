@@ -19,7 +19,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
+from coldstart.contract import fallback
 from coldstart.contract.environment import VLLM_SERVER_DEV_MODE
+from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import PARKED, SLEEP_LEVELS
 from coldstart.host import events
 from coldstart.host.core import Core
@@ -46,6 +48,7 @@ from coldstart.host.specification import AWAKE, STOPPED
 from coldstart.launch.listening import DEFAULT_HOST
 from coldstart.system.devices.parking import ParkingError
 from coldstart.vllm.engine.sleeping import ParkedEngine, RemoteEngine, wake_engine
+from coldstart.vllm.sleep import STAGE, pop_fallbacks
 
 STOPPING = "the host is stopping"
 MEASURE_FIRST_S, MEASURE_EVERY_S = 1.0, 30.0
@@ -66,6 +69,7 @@ class LocalReplica(Replica):
         self.failure: Failure | None = None
         self.engine, self.sleep_level = RemoteEngine(self._post), 0
         self.parked: ParkedEngine | None = None
+        self.fallbacks: list[Fallback] = []
 
     @property
     def is_serving(self) -> bool:
@@ -92,11 +96,13 @@ class LocalReplica(Replica):
                 raise ParkingError(f"the server cannot be parked: {reason}")
 
     async def wake(self) -> None:
-        """Wake the server. Raises various errors."""
+        """Wake the server, and record the fallbacks of its sleep backend in `fallbacks`. Raises various errors."""
         if self.parked is not None and (reason := await self.parked.unpark()):
             raise ParkingError(reason)
         await wake_engine(self.engine, self.sleep_level)
         self.sleep_level = 0
+        if self.ready.document.get("fast_path", {}).get(STAGE):
+            self.fallbacks = await pop_fallbacks(self.engine)
 
     async def stop(self, reason: str = "") -> None:
         """Stop the server, by force if it does not exit in time. Waiting requests fail with `reason`."""
@@ -342,7 +348,8 @@ class ServerLifecycle:
         if (failed := await self._try(replica.wake())) is None:
             replica.start_s = self.clock() - began
             # The phases and fallbacks in the ready file belong to the start, not to this wake-up.
-            self._report_ready(replica, replace(replica.ready, document={}), tier)
+            document = {"fallbacks": fallback.encode(replica.fallbacks)}
+            self._report_ready(replica, replace(replica.ready, document=document), tier)
             return
         replica.start_s, replica.reason = 0.0, f"the server did not wake up: {failed}"
         self._record_failed_start(replica.name, replica.reason, self.clock() - began)

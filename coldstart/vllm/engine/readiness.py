@@ -14,6 +14,7 @@ import logging
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, NoReturn
@@ -29,10 +30,16 @@ FALLBACK_PROMPT = [1, 2, 3, 4]
 
 
 class Readiness:
-    """Readiness report of one server, sent once, after the server listens and has generated one token."""
+    """Readiness report of one server, sent once, after the server listens and has generated one token.
 
-    def __init__(self, plan: LaunchPlan, engine: Any, has_reporting_workers: bool) -> None:
+    `own_paths` are stages that the workers do not report, and in which coldstart's code runs if there is no fallback.
+    """
+
+    def __init__(
+        self, plan: LaunchPlan, engine: Any, has_reporting_workers: bool, own_paths: Sequence[str] = ()
+    ) -> None:
         self.plan, self.engine, self.has_reporting_workers = plan, engine, has_reporting_workers
+        self.own_paths = own_paths
         self.descriptor = take_ready_pipe()
         self.tokens: list[int] = []
         self.began = timeline.now()
@@ -74,7 +81,8 @@ class Readiness:
     async def _report(self) -> dict[str, Any]:
         report: dict[str, Any] = {
             # If this vLLM does not support our worker, the worker cannot report that itself.
-            "fast_path": {one.stage: False for one in self.plan.fallbacks if one.stage == "worker"},
+            "fast_path": dict.fromkeys(self.own_paths, True)
+            | {one.stage: False for one in self.plan.fallbacks if one.stage in ("worker", *self.own_paths)},
             "fallbacks": fallback.encode(self.plan.fallbacks),
             "tokens": self.tokens,
             "canary": self._canary(),

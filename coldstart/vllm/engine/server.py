@@ -28,7 +28,12 @@ from typing import Any
 from psutil import NoSuchProcess
 
 from coldstart.contract import fallback
-from coldstart.contract.environment import HF_HUB_OFFLINE, TORCH_LOGS, TRANSFORMERS_OFFLINE
+from coldstart.contract.environment import (
+    HF_HUB_OFFLINE,
+    TORCH_LOGS,
+    TRANSFORMERS_OFFLINE,
+    VLLM_SERVER_DEV_MODE,
+)
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.system import start_progress, timeline
@@ -289,8 +294,15 @@ async def serve(args: Namespace, plan: LaunchPlan) -> int:
     decorate_logs("APIServer", skip_if_decorated=True)
     address, sock = setup_server(args, reuse_port=False)
     app = EarlyApplication()
+    # Only the routes of the development mode put an engine to sleep.
+    is_sleeper = args.enable_sleep_mode and VLLM_SERVER_DEV_MODE.read() not in ("", "0")
+    if is_sleeper and (used := sleep.choose_backend(args)) is not None:
+        plan.fallbacks.append(used)
     async with start_engine(args, plan, app) as engine:
-        ready = Readiness(plan, engine, has_reporting_workers=components.has_reporting_workers(args))
+        own_paths = [sleep.STAGE] if args.worker_extension_cls == sleep.EXTENSION else []
+        if own_paths and (used := await sleep.manage_worker_weights(engine, str(args.model))) is not None:
+            plan.fallbacks.append(used)
+        ready = Readiness(plan, engine, components.has_reporting_workers(args), own_paths)
         if not await ready.check_canary():
             sock.close()
             return 1

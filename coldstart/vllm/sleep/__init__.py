@@ -44,10 +44,12 @@ def _find_reason(args: Namespace) -> str | None:
 
 async def manage_worker_weights(engine: Any, model: str) -> Fallback | None:
     """Pass each worker's model to the backend. Return the fallback to vLLM's own backend if that fails, else None."""
-    for reason in await engine.collective_rpc("coldstart_bind_weights_to_sleep", args=(model,)):
-        if reason is not None:
-            return Fallback(STAGE, f"{reason}; {OWN}")
-    return None
+    try:
+        reasons = await engine.collective_rpc("coldstart_bind_weights_to_sleep", args=(model,))
+    except Exception as error:  # noqa: BLE001 - of any worker, which then uses vLLM's backend
+        reasons = [f"{type(error).__name__}: {error}"]
+    reason = next(filter(None, reasons), None)
+    return None if reason is None else Fallback(STAGE, f"{reason}; {OWN}")
 
 
 async def pop_fallbacks(engine: Any) -> list[Fallback]:

@@ -23,6 +23,7 @@ from tools import tiny_models
 from coldstart.contract.plan import SLEEP_LEVELS, LaunchPlan
 from coldstart.host.launches import Launch
 from coldstart.host.live.lifecycle import LocalReplica
+from coldstart.host.live.servers import ReadyServer
 from coldstart.launch import server_process
 from coldstart.system import paths, timeline
 from coldstart.system.devices import parking
@@ -220,15 +221,18 @@ def test_parked_engine_returns_to_its_device_for_a_server_and_only_sleeps_when_t
 @pytest.mark.timeout(2 * READY_S)
 @pytest.mark.parametrize("tier", ["asleep-2", pytest.param("parked", marks=pytest.mark.nightly)])
 async def test_server_has_its_weights_when_its_host_wakes_it(
-    home: Path, checkpoints: Path, tier: str
+    home: Path, checkpoints: Path, tier: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLDSTART_SLEEP_MEMORY_BYTES", "1")  # too little for a copy of the weights
     port = addresses.find_free_port()
     hosted, reader = _start(home / "hosted", "server", "--port", str(port))
     process, hosted.port = server_process.ChildServer(hosted.process), port
     try:
-        server_process.await_readiness(process, reader, timeline.now(), READY_S)
+        report = server_process.await_readiness(process, reader, timeline.now(), READY_S).report
+        assert report["fast_path"]["sleep"] and not report["fallbacks"]
         server: Any = SimpleNamespace(socket=("127.0.0.1", port))
         replica = LocalReplica(Launch("tiny", "tiny"), server, 0.0)
+        replica.ready = ReadyServer("", None, report)
         text, calls = hosted.ask(), [f"sleep {SLEEP_LEVELS[tier]}"]
         await replica.sleep(tier)
         (state,) = (path for path in checkpoints.iterdir() if path.name.isdigit())
@@ -237,6 +241,9 @@ async def test_server_has_its_weights_when_its_host_wakes_it(
             calls += ["prepare", "restore"]
         await replica.wake()
         assert state.read_text() == str(parking.RUNNING) and hosted.ask() == text
+        # Weights without a copy are loaded again; at level 2 that is no fallback.
+        reasons = [one.reason for one in replica.fallbacks]
+        assert len(reasons) == (tier == "parked") and all("loaded again" in one for one in reasons)
         assert hosted.worker_calls() == [*calls, *WOKEN.get(tier, WOKEN["asleep-1"])[1:]]
         if replica.parked is not None:
             await replica.parked.close()
