@@ -16,8 +16,8 @@ PYTEST  := $(BIN)/python -m pytest
 # The quick tests wait more than they compute; but each worker collects all of them.
 QUICK   ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? 2 * n : 8)))
 # A file's tests share what is expensive to make. (By pytest-xdist 3.8, --dist loadgroup groups nothing under pytest 9.2.)
-BESIDE  := -n $(WORKERS) --dist loadfile
-# The order of the end-to-end tests' files is that of tests/e2e/conftest.py; --no-loadscope-reorder retains it.
+# The order of files is that of tests/conftest.py and tests/e2e/conftest.py; --no-loadscope-reorder retains it.
+ORDERED := --dist loadfile --no-loadscope-reorder
 # All but the real servers: their workers have a machine of their own each, whose one bundle and template their tests share.
 SUITES  := $(filter-out tests/e2e/,$(sort $(wildcard tests/*/)))
 
@@ -84,8 +84,8 @@ define run_suites
 PYTHON=$(BIN)/python tests/tools/fetch-chromium.sh >/dev/null || echo 'test: without Chromium (see above) the tests of pages are skipped.' >&2; \
 PYTHON=$(BIN)/python tests/tools/fetch-helm.sh >/dev/null || echo 'test: without helm (see above) the tests that render the chart are skipped.' >&2; \
 failed=0; $(PYTEST) -n $(QUICK) --dist loadfile $(SWIFT) $(CHECKED) || failed=1; \
-$(PYTEST) $(BESIDE) $(SELECT) --after-quick '$(CHECKED)' $(SUITES) || failed=1; \
-$(PYTEST) -n $(SERVING) --dist loadfile --no-loadscope-reorder $(SELECT) tests/e2e || failed=1; exit $$failed
+$(PYTEST) -n $(WORKERS) $(ORDERED) $(SELECT) --after-quick '$(CHECKED)' $(SUITES) || failed=1; \
+$(PYTEST) -n $(SERVING) $(ORDERED) $(SELECT) tests/e2e || failed=1; exit $$failed
 endef
 
 check: style ## Run lint and the quick unit tests, which need no vLLM.

@@ -5,6 +5,7 @@ import gc
 import inspect
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,6 +47,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if done:
         config.hook.pytest_deselected(items=done)
         items[:] = [item for item in items if item not in set(done)]
+        # The longest files first: those that start vLLM, then those of few slow tests.
+        count = Counter(item.path for item in items)
+        starting = {item.path for item in items if "vllm" in item.keywords}
+        items.sort(key=lambda item: (item.path not in starting, count[item.path]))
     lacking: dict[str, str] = {}
     if runtime.find_vllm_distribution() is None:
         lacking["vllm"] = "vLLM is not installed: coldstart install cpu"

@@ -45,6 +45,7 @@ from attacks.second_user import (
 from coldstart.artifacts import ownership, sign
 from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.store import Store
+from tools import tiny_models
 from tools.bundles import CODE, publish_sections, write_tree
 
 from coldstart.contract.plan import LaunchPlan
@@ -254,6 +255,7 @@ SERVE = "serve tiny-llama --mode fresh --on-miss warn --port 0 -- --max-model-le
 def server(home: Path) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-P", "-m", "coldstart.commands.cli", *SERVE.split()]
     env = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1"}
+    tiny_models.place("tiny-llama", Cache.at().models)
     with (home / "log").open("wb") as log:
         process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=log)
     assert process.stdout is not None

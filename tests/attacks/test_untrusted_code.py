@@ -4,7 +4,6 @@ import ast
 import os
 import shutil
 import stat
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from coldstart.artifacts.store import Store
 from tools.bundles import CODE, damage, publish_sections, write_tree
 
 import coldstart
-from coldstart.models import inspection, tiny
+from coldstart.models import inspection
 from coldstart.system import paths
 from coldstart.system.trust.unpacked import unpack_section
 
@@ -71,19 +70,6 @@ def test_replaced_code_is_found_after_signing(store: Store, tmp_path: Path) -> N
 
 
 PACKAGE = Path(coldstart.__file__).parent
-
-
-@pytest.mark.vllm
-def test_module_in_working_directory_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    marker = tmp_path / "ran"
-    here = tmp_path / "here"
-    here.mkdir()
-    for name in ("torch", "coldstart", "tokenizers"):
-        (here / f"{name}.py").write_text(f"open({os.fspath(marker)!r}, 'w').close()\nraise SystemExit(3)\n")
-    monkeypatch.chdir(here)
-    monkeypatch.setattr("sys.path", [place for place in sys.path if place not in ("", os.fspath(here))])
-    assert (tiny.build_tiny_model("tiny-opt", tmp_path / "models") / "config.json").exists()
-    assert not marker.exists()
 
 
 def test_child_processes_do_not_import_from_the_working_directory() -> None:

@@ -86,7 +86,11 @@ def test_serve_reports_untrusted_code(before: list[Listing], model: Path, run: R
     ]
 
 
+@pytest.mark.slow
 def test_a_dry_run_builds_a_tiny_model_elsewhere(before: list[Listing], run: Run, home: Path) -> None:
+    # What is in the working directory must not be imported.
+    for name in ("torch", "coldstart", "tokenizers"):
+        (home / f"{name}.py").write_text("open('ran', 'w').close()\nraise SystemExit(3)\n")
     before.append(_list(home))
     missing = run("serve", "tiny-llama", "--dry-run", "--on-miss", "materialize", "--format", "json")
     planned = json.loads(missing.stdout)

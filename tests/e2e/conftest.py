@@ -20,20 +20,23 @@ from tools import tiny_models
 from tools.machine import EAGER, PROMPTS, READY_S, VLLM, Machine, Tokens
 
 WORKER = os.environ.get("PYTEST_XDIST_WORKER")
-# The second needs no bundle, and runs while the first worker materializes the one of both.
+MODELS = ("tiny-llama", "tiny-opt", "tiny-qwen2")
+# The second and third need no bundle, and run while the first worker materializes the one of both.
+# A worker takes the next file before its last two tests: short files are at the end, and those of one template together.
 LONGEST = (
     "elsewhere",
     "fleet",
+    "fleet_fetch",
     "models",
     "consolidation",
     "kv_handover",
-    "scheduler",
     "many",
     "fleet_vllm",
     "templates",
-    "endings",
-    "fleet_fetch",
     "snapshot",
+    "endings",
+    "scheduler",
+    "up",
 )
 
 
@@ -73,7 +76,10 @@ def machine(shared: Path) -> Iterator[Machine]:
     kept = os.environ.get("COLDSTART_E2E_ROOT")
     root = Path(kept or tempfile.mkdtemp(prefix="cs-"))
     made = Machine(root / (WORKER or "here"))
-    if WORKER and not made.root.exists():
+    is_new = not made.root.exists()
+    for name in MODELS:  # to build one takes 10 CPU seconds
+        tiny_models.place(name, made.cache / "models")
+    if WORKER and is_new:
         _furnish(made, shared / "home")
     yield made
     made.run("template", "stop", "--force")
@@ -85,7 +91,7 @@ def _furnish(machine: Machine, home: Path) -> None:
     """Give a new machine the home of the worker that materialized tiny-llama first; the others wait for it."""
     with files.hold_lock(home.with_name("home.lock")):
         if home.exists():
-            shutil.copytree(home, machine.root / "home", symlinks=True)
+            shutil.copytree(home, machine.root / "home", symlinks=True, dirs_exist_ok=True)
             return
         machine.run("materialize", "tiny-llama", "-q", "--", *VLLM)
         shutil.copytree(machine.root / "home", home, symlinks=True)
@@ -106,7 +112,7 @@ def reference(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Tokens:
         if not known.exists():
             directory = tmp_path_factory.mktemp("reference")
             given = {"args": ["--model", str(tiny_models.shared("tiny-llama")), *EAGER], "prompts": PROMPTS}
-            with closing(PlainVllm(directory / "caches")) as vllm:
+            with closing(PlainVllm(tiny_models.VLLM_CACHES)) as vllm:
                 known.write_text(json.dumps(vllm.answers(given | {"tokens": 16}, directory / "log")))
     return [tuple(tokens) for tokens in json.loads(known.read_text())]
 

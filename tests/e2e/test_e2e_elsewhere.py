@@ -15,10 +15,20 @@ from typing import Any
 
 import pytest
 from coldstart.artifacts.blobs import blob_path
+from tools import tiny_models
 from tools.bundles import flip
 from tools.machine import VLLM, Machine, Tokens
 
 pytestmark = pytest.mark.vllm
+SPANS = {
+    "coldstart",
+    "import torch",
+    "import vllm",
+    "load weights",
+    "restore compiled forward",
+    "start engine",
+    "first token",
+}
 COMPILERS = ("g++", "gcc", "c++", "cc", "clang++", "clang")
 
 
@@ -55,6 +65,7 @@ def elsewhere(machine: Machine, bundle: Any, tmp_path_factory: pytest.TempPathFa
     # vLLM loads no plugins here: a start must not depend on ours.
     more = {"PYTHONPATH": str(scratch / "packages"), "VLLM_PLUGINS": ""}
     other = Machine(root, {"PATH": path, **more})
+    tiny_models.place("tiny-llama", other.cache / "models")
     other.run("import", str(scratch / "bundle.tar"))
     return Elsewhere(other, calls)
 
@@ -84,15 +95,21 @@ def test_code_of_an_unknown_signer_does_not_run(elsewhere: Elsewhere, reference:
 
 
 def test_moved_bundle_uses_every_fast_path_when_trusted(
-    machine: Machine, bundle: Any, trusted: Elsewhere, reference: Tokens
+    machine: Machine, bundle: Any, trusted: Elsewhere, reference: Tokens, tmp_path: Path
 ) -> None:
     trusted.calls.unlink(missing_ok=True)
-    with trusted.machine.serving("tiny-llama", "--mode", "fresh") as served:
+    trace = tmp_path / "trace.json"
+    with trusted.machine.serving("tiny-llama", "--mode", "fresh", "--timeline", str(trace)) as served:
+        assert served.report["mode"] == "fresh" and served.report["url"] in served.output.read_text()
         assert served.report["fast_path"] == {"mode": True, "compile": True}
         assert served.report["fallbacks"] == [] and served.report["canary"] is True
         assert served.tokens() == reference
     assert trusted.compiled() == []
     assert trusted.unpacked() == _members(machine, bundle)
+    events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+    assert {event["name"] for event in events} >= SPANS
+    assert len({event["pid"] for event in events}) == 3  # the command, the server, its engine
+    assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in events)
 
 
 @pytest.mark.parametrize("damaged", ["modelinfo", pytest.param("compile", marks=pytest.mark.nightly)])

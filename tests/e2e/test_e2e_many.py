@@ -50,6 +50,8 @@ def test_two_models_in_memory_for_one(
         assert tokens == reference
         # Until the template has its memory, there is enough for both models once the first is measured.
         wait_until(lambda: host.status()["host"]["runtime_template_bytes"] > 64 << 20, READY_S)
+        found = replay(machine, url, "--models", "tiny-llama,tiny-qwen2")
+        assert found["models"].keys() == {"tiny-llama", "tiny-qwen2"}
         assert _streamed(host, "tiny-qwen2-alias")
         said = host.status()
         assert [model["state"] for model in said["models"]] == ["stopped", "ready"]
@@ -69,8 +71,6 @@ def test_two_models_in_memory_for_one(
         assert "tiny-llama  ready" in shown and "template-engine" in shown
         wait_until(lambda: host.status()["models"][0]["memory_source"] == "observed", READY_S)
         assert 64 << 20 < host.status()["models"][0]["held_bytes"] < BIG
-        found = replay(machine, url, "--models", "tiny-llama,tiny-qwen2")
-        assert found["models"].keys() == {"tiny-llama", "tiny-qwen2"}
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 143
     template = [one for one in host.family if _is_template(machine, one.pid)]

@@ -1,8 +1,8 @@
-"""Four engines of real vLLM in one process, one of which has its weights in device memory: each wakes, answers and sleeps.
+"""Engines of real vLLM in one process, one of which has its weights in device memory: each wakes, answers and sleeps.
 
-    python -P tests/support/sleep_cycles.py BASE DIRECTORY CYCLES
+    python -P tests/support/sleep_cycles.py BASE DIRECTORY CYCLES ENGINES
 
-The other three models are fine-tunes with the base's shapes, built below DIRECTORY. Host memory can hold all four. It prints
+The models but the first are fine-tunes with the base's shapes, built below DIRECTORY. Host memory can hold all. It prints
 one JSON document with the answers and the resources before and after.
 """
 
@@ -86,9 +86,9 @@ def resources() -> dict[str, int]:
     }
 
 
-def main(base: str, directory: str, cycles: str) -> None:
+def main(base: str, directory: str, cycles: str, count: str) -> None:
     """Run the cycles, then give a fine-tune the base's copy."""
-    models = [Path(base), *(tune(Path(base), Path(directory), seed) for seed in (1, 2, 3))]
+    models = [Path(base), *(tune(Path(base), Path(directory), seed) for seed in range(1, int(count)))]
     LaunchPlan([], key="k").install()
     CpuPlatform.is_sleep_mode_available = lambda self: True
     engines: list[LLM] = []

@@ -149,8 +149,8 @@ def complete(client: openai.OpenAI, model: str, prompt: str) -> tuple[int, ...]:
 
 
 def replay(machine: Machine, url: str, *options: str) -> dict[str, Any]:
-    """Replay a trace of four requests on the server at `url`, and return the report."""
-    rows = [{"timestamp": n * 50, "input_length": 9, "output_length": 4, "hash_ids": [n]} for n in range(4)]
+    """Replay a trace of two requests on the server at `url`, and return the report."""
+    rows = [{"timestamp": n * 99, "input_length": 9, "output_length": 4, "hash_ids": [n]} for n in range(2)]
     trace = machine.root / "trace.jsonl"
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
     given = ("--target", url, "--slo", "ttft=600", "--format", "json")

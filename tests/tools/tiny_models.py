@@ -12,6 +12,8 @@ from coldstart.models import tiny
 from coldstart.system import runtime
 
 _SHARED = Path(__file__).parents[2] / ".cache" / "tests"
+VLLM_CACHES = _SHARED / "vllm"
+"""Value of VLLM_CACHE_ROOT that tests share. Without it vLLM inspects each model's class in a process, in 15 CPU seconds."""
 
 
 def place(name: str, models: Path) -> Path:

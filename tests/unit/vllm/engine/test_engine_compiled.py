@@ -138,6 +138,7 @@ def _compile(cache: Path, **more: str) -> tuple[str, str]:
     return place, result
 
 
+@pytest.mark.nightly  # e2e/test_e2e_elsewhere.py starts with the kernels of a bundle made by a torch at another path
 def test_kernels_are_found_when_torch_has_another_path(tmp_path: Path) -> None:
     (tmp_path / "packages").mkdir()
     (tmp_path / "packages" / "torch").symlink_to(Path(torch.__file__).parent)

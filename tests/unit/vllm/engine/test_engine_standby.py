@@ -85,7 +85,10 @@ def _start(place: Path, level: str, *more: str) -> tuple[Resident, int]:
     with (place / "log").open("wb") as log, (place / "plan.json").open() as plan:
         descriptors = (plan.fileno(), writer)
         argv = [sys.executable, "-P", DOUBLE, place / "socket", level, *map(str, descriptors)]
-        process = subprocess.Popen(argv, pass_fds=descriptors, stdout=log, stderr=log, start_new_session=True)
+        env = os.environ | {"VLLM_CACHE_ROOT": str(tiny_models.VLLM_CACHES)}
+        process = subprocess.Popen(
+            argv, env=env, pass_fds=descriptors, stdout=log, stderr=log, start_new_session=True
+        )
     os.close(writer)
     return Resident(process, place / "socket", arguments), reader
 

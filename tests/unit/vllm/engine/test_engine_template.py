@@ -178,14 +178,22 @@ def test_sigterm_stops_the_template_and_its_servers(warm: template_pool.RunningT
 
 
 GPU_TEMPLATE = """
-import ctypes, sys
+import ctypes, sys, torch
 from pathlib import Path
+from unittest import mock
 from vllm.platforms.cpu import CpuPlatform
 from coldstart.contract.plan import LaunchPlan
 from coldstart.system import runtime
 from coldstart.vllm.engine import server, template
 
-import_modules = server.import_gpu_engine
+import_engine, import_modules = server.import_engine, server.import_gpu_engine
+streams = {name: getattr(torch.cuda, name) for name in ("Stream", "Event", "current_stream", "synchronize")}
+
+def import_without_the_cpu():
+    with mock.patch.object(CpuPlatform, "is_cpu", lambda self: False):
+        import_engine()
+    modules = [name for name in sys.modules if "cpu_worker" in name or name.endswith("cpu.shm")]
+    print("replaced", modules + [name for name, was in streams.items() if getattr(torch.cuda, name) is not was])
 
 def import_gpu_engine(config):
     answers = iter([True])  # to the function itself, not to the modules, whose kernels the CPU build lacks
@@ -193,7 +201,7 @@ def import_gpu_engine(config):
     import_modules(config)
 
 server.import_gpu_engine, runtime.targets_cpu = import_gpu_engine, lambda: False
-server.import_engine = lambda: None  # on a CPU it would import the modules, too
+server.import_engine = import_without_the_cpu
 plan = LaunchPlan(["--model", sys.argv[1], "--max-model-len", "64"])
 before = set(sys.modules)
 fallbacks = template.build_template(plan, "runtime")
@@ -207,7 +215,10 @@ template.build_template(plan, "runtime")
 
 @pytest.mark.vllm
 def test_template_for_a_gpu_imports_its_engine_and_refuses_when_cuda_is_initialized(tmp_path: Path) -> None:
-    """The CPU build has the modules of a GPU's engine; a double takes the driver's place."""
+    """The CPU build has the modules of a GPU's engine; a double takes the driver's place.
+
+    vLLM's cpu/shm.py, which the CPU worker imports, replaces torch.cuda's streams and events: a GPU engine would use these.
+    """
     command = [
         sys.executable,
         "-P",
@@ -226,6 +237,7 @@ def test_template_for_a_gpu_imports_its_engine_and_refuses_when_cuda_is_initiali
         "vllm.model_executor.models.opt",
     }
     assert needed <= set(imported) and set(server.MODEL_RUNNERS) & set(imported) and imported[-1] == "[]"
+    assert "\nreplaced []\n" in f"\n{done.stdout}"
     assert done.stderr.rstrip().endswith("a forked process could not use the GPU")
 
 
