@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from support.fleet_on_ray import TESTS, Asking, Fleet, Streaming, two_node_fleet
+from support.fleet_on_ray import TESTS, Asking, Fleet, two_node_fleet
 from support.fleet_rig import tag
 from support.processes import has_ended, wait_until
 
@@ -34,24 +34,6 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Two servers and a head without a server."""
     with two_node_fleet(tmp_path_factory.mktemp("fleet")) as made:
         yield made
-
-
-def test_a_pipeline_becomes_one_worker_under_its_streams(tmp_path: Path) -> None:
-    """Two ranks on two nodes; the new engine takes a second to start. Runs before the shared fleet exists."""
-    with two_node_fleet(tmp_path, 2, "5B") as fleet:
-        fleet.deploy("p", words=("--max-model-len", "1000"), ttft_s=1.9, least=1, most=1, batch=20)
-        fleet.wait_until(lambda status: [g["phase"] for g in fleet.groups(status, "p")][:1] == ["serving"])
-        pipeline, single = fleet.groups(fleet.status(), "p")
-        assert "the limit is 1.9 s" in pipeline["choice"]
-        # The nodes have measured the time to each other.
-        fleet.wait_until(lambda status: all(0 < (one["hop_s"] or 0) < 1 for one in status["servers"]))
-        assert single["replaces"] == pipeline["name"]
-        assert len({worker["server"] for worker in pipeline["workers"]}) == 2
-        with Streaming(fleet, "p", 10, 200):
-            fleet.wait_until(lambda status: status["gateway"]["migrated"] == 10)
-        alone = fleet.wait_until(lambda status: (g := fleet.groups(status, "p")) and len(g) == 1 and g)[0][0]
-        assert alone["name"] == single["name"] and alone["url"] != pipeline["url"]
-        fleet.wait_until(lambda s: sorted(one["free_bytes"] for one in s["servers"]) == [[30], [40]])
 
 
 @pytest.mark.nightly  # unit/fleet/live/test_moves.py restarts a fleet with fakes

@@ -1,4 +1,4 @@
-"""Servers of a fleet fetch weights over shared links: a real Ray cluster of three nodes, real prefetchers and source.
+"""Pipelines of a fleet become one worker, and fetch weights over shared links: real Ray, prefetchers and source.
 
 The model servers need no model: each fetches its rank's tensors like `coldstart serve` and is ready when they are there.
 """
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from support.fleet_on_ray import Fleet, two_node_fleet
+from support.fleet_on_ray import Fleet, Streaming, two_node_fleet
 from support.fleet_rig import deployment
 from support.range_server import RangeServer, run_server
 
@@ -108,6 +108,29 @@ def _fetched(workers: list[Any], count: int) -> list[Any]:
     """Return the workers once `count` of them have fetched."""
     done = [worker for worker in workers if worker["fetched_bytes"]]
     return done if len(done) == count else []
+
+
+def test_a_pipeline_becomes_one_worker_under_its_streams(fleet: Fleet) -> None:
+    """Two ranks on two nodes; the new engine takes a second to start."""
+    (memory,) = {tuple(one["free_bytes"]) for one in fleet.status()["servers"]}
+    size = int(2 * LINK)
+    made = deployment("p", words=("--max-model-len", "1000"), ttft_s=1.9, least=1, most=1, batch=20)
+    fleet.order("deploy", deployment=replace(made, spec=replace(made.spec, size=size, memory=size)))
+    fleet.wait_until(lambda status: [g["phase"] for g in fleet.groups(status, "p")][:1] == ["serving"])
+    pipeline, single = fleet.groups(fleet.status(), "p")
+    assert "the limit is 1.9 s" in pipeline["choice"]
+    # The nodes have measured the time to each other.
+    fleet.wait_until(lambda status: all(0 < (one["hop_s"] or 0) < 1 for one in status["servers"]))
+    assert single["replaces"] == pipeline["name"]
+    assert len({worker["server"] for worker in pipeline["workers"]}) == 2
+    with Streaming(fleet, "p", 10, 200):
+        fleet.wait_until(lambda status: status["gateway"]["migrated"] == 10)
+    alone = fleet.wait_until(lambda status: (g := fleet.groups(status, "p")) and len(g) == 1 and g)[0][0]
+    assert alone["name"] == single["name"] and alone["url"] != pipeline["url"]
+    left = [[memory[0] - size], [*memory]]
+    fleet.wait_until(lambda status: sorted(one["free_bytes"] for one in status["servers"]) == left)
+    fleet.order("remove", model="p")
+    fleet.wait_until(lambda status: not fleet.groups(status, "p"))
 
 
 def test_each_rank_fetches_its_own_layers_and_rest_comes_behind(fleet: Fleet, checkpoint: Checkpoint) -> None:
