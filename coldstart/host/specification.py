@@ -90,8 +90,8 @@ class HostSettings:
     not free enough memory, busy models drain: they finish their requests and are evicted. If `runtime_template` is set, a
     live host keeps a process that has done all Python imports, and forks servers from it. A server that makes no progress
     for `hang_timeout_s` is killed (see `live.servers.await_hang`). If `resume_streams` is set, a stream whose server died
-    continues once on the next server of its model. `default_model` serves requests without a model name. It never stops
-    when idle, and restarts when memory is free.
+    continues once on the next server of its model, and streams of a replaced server move to the new one. `default_model`
+    serves requests without a model name. It never stops when idle, and restarts when memory is free.
     """
 
     memory: Size = setting(
