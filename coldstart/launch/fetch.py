@@ -68,7 +68,7 @@ def _format(given: Arguments, name: str = LOAD_FORMAT) -> list[str]:
 class ServerWeights:
     """Source of a server's weights: the model, the vLLM arguments that select the source, and a remote source if there is one.
 
-    `identity` is the digest of the weights, or empty if the weights do not have to match a bundle.
+    `identity` is the digest of the weights or, without a bundle, of the sizes, times and inodes of their files.
     """
 
     model: ResolvedModel
@@ -107,8 +107,14 @@ def choose_weights_source(
     if source is not None and plan is not None:
         request = WeightsRequest(source, weights.save_plan(plan, lookup.cache.weights / "plans"), rate_limit)
         identity = weights.compute_digest(plan)
-    elif lookup.bundle is not None and model.path is not None:
-        identity = weights.read_or_compute_digest(model.path, lookup.cache.weights)
+    elif model.path is not None:
+        # Without a bundle, reading all weights for their digest would delay the start.
+        is_known = lookup.bundle is not None
+        identity = (
+            weights.read_or_compute_digest(model.path, lookup.cache.weights)
+            if is_known
+            else weights.digest_stamp(model.path)
+        )
     if source == PRELOADED:
         fallbacks, own = _take_preloaded(lookup, model, own)
     elif source is not None and donor is None:

@@ -101,6 +101,7 @@ class Server(AbstractContextManager["Server"]):
             "absent": fallback.encode(self.unused.unavailable),
             "canary": report.get("canary"),
             "tokens": report.get("tokens"),
+            "weights": self.plan.weights,
             "loads": report.get("loads", []),
         }
 

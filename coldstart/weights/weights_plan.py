@@ -113,6 +113,11 @@ def _stamp(directory: Path) -> list[list[str | int]]:
     return [[path.name, *read_state(path)] for path in files]
 
 
+def digest_stamp(directory: Path) -> str:
+    """Return a digest of the sizes, times and inodes of a directory's weight files, which changes when a file is replaced."""
+    return hashlib.sha256(json.dumps(_stamp(directory)).encode()).hexdigest()
+
+
 def _file(path: Path, index: Mapping[str, str]) -> CheckpointFile:
     from concurrent.futures import ThreadPoolExecutor
 

@@ -81,9 +81,8 @@ class FakeServer:
                 return
             await runner.setup()
             await self._site(runner).start()
-            self.ready.set_result(
-                ReadyServer(self.servers.mode, 4242, {"phases": {"read tensors": 0.5}, "fallbacks": []})
-            )
+            document = {"phases": {"read tensors": 0.5}, "weights": self.servers.weights}
+            self.ready.set_result(ReadyServer(self.servers.mode, 4242, document))
             await self.over.wait()
         finally:
             await runner.cleanup()
@@ -269,6 +268,7 @@ class FakeServers:
     metrics: str = ""
     hung: set[str] = field(default_factory=set)
     holds_kv: bool = False
+    weights: str = "same"
 
     def order_start(self, order: StartOrder) -> FakeServer | FakeTemplate:
         if order.template is not None:

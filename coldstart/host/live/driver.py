@@ -165,9 +165,9 @@ class Driver(RequestRouter[Ticket]):
         return self._admit(ticket.destination, tries=ticket.earlier_tries + 1)
 
     async def _move_requests(self, replaced: LocalReplica, replica: LocalReplica) -> None:
-        """Move the streams of a replaced server to the next server of its model, and wait until all its requests have ended."""
-        weights = (replaced.launch.model, replaced.launch.revision)
-        if self.resumes_streams and weights == (replica.launch.model, replica.launch.revision):
+        """Move the streams of a replaced server to the next one if the weights are the same, and wait until all have ended."""
+        before, weights = (one.ready.document.get("weights") for one in (replaced, replica))
+        if self.resumes_streams and weights and weights == before:
             for ticket in list(self._tickets.values()):
                 if ticket.target is replaced:
                     self.moves.schedule_move(ticket, replica)

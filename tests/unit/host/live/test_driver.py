@@ -82,8 +82,7 @@ async def _replacing(path: Path, *, holds_kv: bool = True) -> AsyncIterator[tupl
     """Yield a stage whose model `a` gets a second server for its new arguments, the two servers, and a stream of the first."""
     async with staged(path, **ROOM) as stage:
         stage.servers.pause_s, stage.servers.holds_kv = 0.01, holds_kv
-        asked = stage.events(model="a", prompt="x", max_tokens=120, temperature=0)
-        stream = asyncio.create_task(asked)
+        stream = asyncio.create_task(stage.events(model="a", prompt="x", max_tokens=120, temperature=0))
         await wait_until(lambda: stage.driver.facts.get_model("a").chunks_streamed >= 3)
         stage.servers.hold = True
         for _ in range(2):  # a second reload starts no third server
@@ -99,12 +98,14 @@ async def _replacing(path: Path, *, holds_kv: bool = True) -> AsyncIterator[tupl
         assert [int(one["choices"][0]["text"]) for one in events] == generated("x", 120)
 
 
-@pytest.mark.parametrize("holds_kv", [True, False])
-async def test_server_with_new_arguments_takes_over_without_a_pause(tmp_path: Path, holds_kv: bool) -> None:
+@pytest.mark.parametrize(("weights", "holds_kv"), [("same", True), ("same", False), ("other", True)])
+async def test_server_with_new_arguments_takes_over(tmp_path: Path, weights: str, holds_kv: bool) -> None:
     async with _replacing(tmp_path, holds_kv=holds_kv) as (stage, first, second, _):
+        stage.servers.weights = weights
         second.gate.set()
         await first.ended
-        assert stage.driver.moves.moved_count == 1 and stage.driver.moves.moved_with_kv == holds_kv
+        moves, moved = stage.driver.moves, weights == "same"
+        assert (moves.moved_count, moves.moved_with_kv) == (moved, moved and holds_kv)
         await wait_until(lambda: stage.model("a")["held_bytes"] == 10)
         assert (await stage.ask(model="a", prompt="z"))[0] == 200 and second.asked[-1] == "z"
         assert len(stage.servers.begun) == 2 and stage.model("a")["starts"] == 2
@@ -120,14 +121,12 @@ async def test_server_stays_until_its_requests_end_if_it_is_not_replaced(tmp_pat
             second.gate.set()
         else:
             second.over.set()
-        if end != "unload":
-            await second.ended
-            await wait_until(lambda: stage.model("a")["held_bytes"] == 10)
         await stream
+        await second.ended
+        await wait_until(lambda: stage.model("a")["held_bytes"] == (0 if end == "unload" else 10))
         assert not stage.driver.moves.moved_count
         if end == "unload":
-            await asyncio.gather(first.ended, second.ended)
-            await wait_until(lambda: stage.model("a")["state"] == "stopped")
+            assert first.ended.done() and stage.model("a")["state"] == "stopped"
         else:
             assert (await stage.ask(model="a", prompt="z"))[0] == 200 and first.asked[-1] == "z"
 
