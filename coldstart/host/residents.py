@@ -290,7 +290,7 @@ class Residents:
     def record_memory(self, model: Model, memory: int) -> None:
         """Record the measured device memory of a ready model in bytes, even if it exceeds the capacity."""
         model.observed.record_memory(memory)
-        self.device.record(model.spec.name, memory + model.replacement_bytes)
+        self._reserve_servers(model)
         self.update_cost(model)
 
     def has_room_for_second(self, model: Model) -> bool:
@@ -304,12 +304,16 @@ class Residents:
     def reserve_replacement(self, model: Model) -> None:
         """Reserve memory for a second server of a ready model."""
         model.replacement_bytes = model.observed.memory
-        self.device.record(model.spec.name, model.observed.memory + model.replacement_bytes)
+        self._reserve_servers(model)
 
     def release_replacement(self, model: Model) -> None:
         """Release the memory of one of the two servers of a model."""
         model.replacement_bytes = 0
-        self.device.record(model.spec.name, model.observed.memory)
+        self._reserve_servers(model)
+
+    def _reserve_servers(self, model: Model) -> None:
+        """Reserve the memory of a running model's server, and of a second server if there is one."""
+        self.device.record(model.spec.name, model.observed.memory + model.replacement_bytes)
 
     def record_failure(self, model: Model, reason: Failure, now: float, external: bool) -> None:
         if model.state is not ModelState.DRAINING:
