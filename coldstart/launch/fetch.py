@@ -107,14 +107,11 @@ def choose_weights_source(
     if source is not None and plan is not None:
         request = WeightsRequest(source, weights.save_plan(plan, lookup.cache.weights / "plans"), rate_limit)
         identity = weights.compute_digest(plan)
+    elif model.path is not None and lookup.bundle is not None:
+        identity = weights.read_or_compute_digest(model.path, lookup.cache.weights)
     elif model.path is not None:
         # Without a bundle, reading all weights for their digest would delay the start.
-        is_known = lookup.bundle is not None
-        identity = (
-            weights.read_or_compute_digest(model.path, lookup.cache.weights)
-            if is_known
-            else weights.digest_stamp(model.path)
-        )
+        identity = weights.digest_stamp(model.path)
     if source == PRELOADED:
         fallbacks, own = _take_preloaded(lookup, model, own)
     elif source is not None and donor is None:
