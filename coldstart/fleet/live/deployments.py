@@ -40,6 +40,8 @@ def build_deployment(
 ) -> ModelDeployment:
     """Build the deployment of a model from the launch of each worker. `offline` permits only local files.
 
+    All workers start from the commit that a hub model has now, because a stream may move between workers.
+
     Raises:
         UsageError: A required value is unknown.
         NoBundleError: A value must come from a bundle, but there is none.
@@ -89,7 +91,7 @@ def build_deployment(
         # CPU engines share the weights that a rank and its full worker both use; GPU engines do not yet.
         held_twice=0.0 if runtime.targets_cpu() else 1.0,
     )
-    return ModelDeployment(launch, spec)
+    return ModelDeployment(replace(launch, revision=found.model.revision), spec)
 
 
 def read_costs(found: BundleLookup, start_s: float, batch: int) -> Costs:

@@ -77,7 +77,9 @@ class Found:
     nearest: Any = None
     weights_donor: Any = None
     model: Any = field(
-        default_factory=lambda: SimpleNamespace(path=None, weight_files=("m.safetensors",), config={})
+        default_factory=lambda: SimpleNamespace(
+            path=None, revision="c0ffee", weight_files=("m.st",), config={}
+        )
     )
 
     def refresh(self) -> Found:
@@ -106,7 +108,9 @@ def build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Flee
         monkeypatch.setattr(deployments.profiles, "look_up_required_bundle", lambda *_, **__: found)
         monkeypatch.setattr(deployments.keys, "compose_key", lambda *_: None)
         options = DeployOptions(slo=slo, batch=8, memory="2GB", size="1GB", start_s=start_s)
-        return build_deployment(launch, options, Cache(tmp_path), offline=True).spec
+        deployment = build_deployment(launch, options, Cache(tmp_path), offline=True)
+        assert deployment.launch.revision == "c0ffee", "workers that start later must have the same weights"
+        return deployment.spec
 
     return made
 
