@@ -37,6 +37,12 @@ def load_baseline(path: Path) -> Document:
             f"the baseline {path.name} has schema version {document.get('schema_version')}, expected {SCHEMA_VERSION}",
             hint=CREATE_HINT,
         )
+    try:
+        compare_documents(document, document, 0)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"the baseline {path.name} lacks measurements: {error!r}", hint=CREATE_HINT
+        ) from error
     return document
 
 

@@ -66,7 +66,8 @@ def reject_unknown(request: str, name: str) -> RejectRequest:
 
 
 def reject_too_large(residents: Residents, request: str, model: Model) -> RejectRequest:
-    wanted, most = format_memory(model.observed.memory), format_memory(residents.find_max_memory(model))
+    most = format_memory(max(0, residents.find_max_memory(model)))
+    wanted = format_memory(model.observed.memory)
     beside = " besides its runtime template" if residents.template_memory() else ""
     return RejectRequest(
         request, 507, f"model {model.spec.name} needs {wanted}, but the host has only {most} for it{beside}"

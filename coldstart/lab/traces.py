@@ -243,7 +243,7 @@ def _read_json_array(path: Path, text: str) -> tuple[str, DataFrame, Series]:
     """Return the format, the estimated token counts of each item of a JSON array, and why items were rejected."""
     try:
         texts = json.loads(text)
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise UsageError(
             f"cannot parse the trace {path} as JSON: {problem}",
             hint="use a JSON file in the format of ShareGPT or Alpaca",
@@ -269,14 +269,14 @@ def _read_json_array(path: Path, text: str) -> tuple[str, DataFrame, Series]:
 def _parse_items(
     items: Iterable[tuple[int, Any]], read: Callable[[Any], dict[str, Any]], columns: list[str]
 ) -> tuple[DataFrame, Series]:
-    """Apply `read` to each numbered item. Return the rows, and the messages of items that raise ValueError."""
+    """Apply `read` to each numbered item. Return the rows, and the messages of items that it cannot read."""
     from pandas import DataFrame, Series
 
     rows, reasons = dict[int, dict[str, Any]](), dict[int, str]()
     for number, item in items:
         try:
             rows[number], reasons[number] = read(item), ""
-        except ValueError as problem:
+        except (ValueError, RecursionError) as problem:
             rows[number], reasons[number] = {}, str(problem)
     return DataFrame.from_dict(rows, orient="index").reindex(columns=columns), Series(reasons, dtype=str)
 
@@ -312,7 +312,8 @@ def _parse_times(cells: Series, unit: float, reasons: Series) -> Series:
     """Return times in seconds: numbers times `unit`, or dates since 1970. Reject rows with other values."""
     from pandas import Timestamp, to_datetime, to_numeric
 
-    seconds = to_numeric(cells, errors="coerce") * unit
+    # As text, because a very large integer would raise an error.
+    seconds = to_numeric(cells.astype(str), errors="coerce") * unit
     if seconds.isna().any():
         dates = to_datetime(cells[seconds.isna()].astype(str), errors="coerce", utc=True, format="ISO8601")
         seconds = seconds.fillna((dates - Timestamp(0, tz="UTC")).dt.total_seconds())
@@ -323,7 +324,7 @@ def _parse_times(cells: Series, unit: float, reasons: Series) -> Series:
 def _parse_counts(cells: Series, reasons: Series) -> Series:
     from pandas import to_numeric
 
-    counts = to_numeric(cells, errors="coerce")
+    counts = to_numeric(cells.astype(str), errors="coerce")
     is_bad = ~(counts.ge(1) & counts.lt(2**53) & counts.mod(1).eq(0))
     text = f"field {cells.name}: {{!r}} is not a positive integer"
     return _reject_rows(is_bad, text, cells, reasons, counts)

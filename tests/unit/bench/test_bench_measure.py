@@ -140,7 +140,13 @@ def test_documents_are_compared_by_the_modes_both_measured() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", "{}", json.dumps(document([1.0], schema_version=99)), json.dumps({"kind": "bench"})]
+    "text",
+    [
+        "{",
+        "[]",
+        "{}",
+        *(json.dumps(document([1.0], **{k: 99})) for k in ("schema_version", "machine", "modes")),
+    ],
 )
 def test_load_refuses_a_file_that_is_not_a_baseline(tmp_path: Path, text: str) -> None:
     path = tmp_path / "base.json"

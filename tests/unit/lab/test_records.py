@@ -200,8 +200,9 @@ def test_texts_give_token_counts_and_rows_without_answer_named(name: str, text: 
         *((2, 2) if name == "ShareGPT" else (1, 2)),
     )
     assert [bad.line for bad in report.bad_rows] == [2]
-    with pytest.raises(UsageError, match=r"cannot parse the trace .* as JSON"):
-        read_trace(write(tmp_path, text[:-1]))
+    for damaged in (text[:-1], "[" * 99999):
+        with pytest.raises(UsageError, match=r"cannot parse the trace .* as JSON"):
+            read_trace(write(tmp_path, damaged))
 
 
 def test_a_plain_csv_is_read_by_column_mapping(tmp_path: Path) -> None:
@@ -215,6 +216,7 @@ def test_malformed_rows_are_named_and_skipped(tmp_path: Path) -> None:
         "{oops\n"
         + SAMPLES["Mooncake"]
         + '{"timestamp": 3}\n{"timestamp": 4, "input_length": 0, "output_length": 1}\n'
+        + f'{{"timestamp": {10**400}, "input_length": 1, "output_length": [1]}}\n{"[" * 99999}\n'
     )
     report, short = TraceReport(), TraceReport()
     lines = "TIMESTAMP,ContextTokens,GeneratedTokens\n1,2\n\n3,4,5,6\nx,1,1\n"
@@ -222,7 +224,7 @@ def test_malformed_rows_are_named_and_skipped(tmp_path: Path) -> None:
     assert row.output_tokens == 5 and [one.line for one in short.bad_rows] == [2, 5]
     rows = list(read_trace(write(tmp_path, bad), report=report))
     assert len(rows) == report.rows == 2
-    assert [row.line for row in report.bad_rows] == [1, 4, 5]
+    assert [row.line for row in report.bad_rows] == [1, 4, 5, 6, 7]
     assert (
         "input_length is empty" in report.bad_rows[1].reason
         and "not a positive integer" in report.bad_rows[2].reason
