@@ -28,7 +28,7 @@ from coldstart.models.inspection import NOT_MADE
 from coldstart.scheduling import profiling
 from coldstart.system import runtime, start_progress, timeline
 from coldstart.system.proc.lifeline import die_as_a_group
-from coldstart.vllm import compat
+from coldstart.vllm import compat, package_scans
 from coldstart.vllm.engine import collection, components, server
 from coldstart.vllm.graphs import kv_plan
 
@@ -245,6 +245,7 @@ def _write(path: Path, value: object) -> None:
 if __name__ == "__main__":
     # vLLM starts subprocesses to inspect a model. If one outlived this process, it would write to a removed directory.
     die_as_a_group()
+    package_scans.reuse_scans()
     launch_plan, target, work = (
         LaunchPlan.parse(Path(sys.argv[1]).read_text(encoding="utf-8")),
         Path(sys.argv[2]),

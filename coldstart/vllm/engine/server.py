@@ -39,7 +39,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.system import start_progress, timeline
 from coldstart.system.proc.lifeline import die_with_parent, die_with_supervisor
 from coldstart.system.proc.scratch import use_scratch_directory
-from coldstart.vllm import compat, sleep, stock
+from coldstart.vllm import compat, package_scans, sleep, stock
 from coldstart.vllm.engine import collection, components, readiness
 from coldstart.vllm.engine.application import EarlyApplication
 from coldstart.vllm.engine.readiness import Readiness, report_unfit, send_report, take_ready_pipe
@@ -57,6 +57,7 @@ def import_runtime() -> None:
     Raises:
         ImportError, AttributeError: vLLM lacks a name that the server uses.
     """
+    package_scans.reuse_scans()
     with timeline.measure("import torch", track="server"):
         import torch  # noqa: F401
     with timeline.measure("import vllm", track="server"):
