@@ -1,9 +1,8 @@
 """Time from process launch to the first token over HTTP, for plain vLLM and every start mode.
 
 A start imports torch and vLLM once, loads the weights and computes one token. Everything else that vLLM does at a start
-was done before for the same key. The floor of a mode is measured in the same run: a process that imports the same modules
-(`fresh`) or a fork (other modes), plus one first token of a running server. Runs are interleaved and their order rotates;
-figures are medians with their range. Measured on the CPU.
+was done before for the same key. Runs are interleaved and their order rotates; figures are medians with their range.
+Measured on the CPU.
 
 Run: python -m benchmarks start/cold_start [--runs N] [--export FORMAT=FILE]
 Time: about 40 minutes for 5 runs

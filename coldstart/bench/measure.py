@@ -4,17 +4,11 @@ CPU times are read right after the first token, before further requests, so that
 divided into the five stages of MEDUSA (section 2.2). The duration of a stage is the length of the union of its spans, so
 overlapping spans count once, and a skipped stage takes 0 s. Compilation, which the paper does not cover, counts toward
 the stage in which vLLM compiles: `KV` or `capture`.
-
-No preparation on this machine makes the start of a new interpreter shorter than its floor: the import of torch and of all
-modules of vLLM's server, and the response time of a one-token request on a warm server. Both are measured in the same
-benchmark as the modes. Forked and restored processes have already imported the modules and have no floor.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -25,19 +19,15 @@ from statistics import median
 import psutil
 
 from coldstart.launch.completions import CompletionClient
-from coldstart.system import runtime
 from coldstart.system.proc import processes
 from coldstart.system.timeline import Span, Timeline
-from coldstart.validate.launch import HOST, LaunchedServer, Launcher, ModeUnavailableError, run_server
+from coldstart.validate.launch import HOST, LaunchedServer, Launcher, run_server
 from coldstart.validate.responses import ALONE, Response, complete_prompts
-from coldstart.vllm import stock
 
 HARNESS_TRACK = "harness"
 LISTENING, ANSWERING = "until listening", "first request"
 CONCURRENCY = 8
 SINGLE_REQUESTS = 3
-IMPORT_S = 300.0
-"""Maximum duration of the import of vLLM's server modules, in seconds."""
 STAGE_SPANS: Mapping[str, frozenset[str]] = {
     "structure": frozenset({"construct model"}),
     "weights": frozenset({"load the model", "load weights", "read tensors", "wake the engine"}),
@@ -47,13 +37,6 @@ STAGE_SPANS: Mapping[str, frozenset[str]] = {
 }
 REST = "rest"
 STAGES = (*STAGE_SPANS, REST)
-_IMPORT_SCRIPT = """
-import gc, os
-gc.disable()
-import torch
-{imports}
-os._exit(0)
-"""
 
 
 @dataclass(frozen=True)
@@ -68,10 +51,9 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class SteadyState:
-    """Steady state of a server: latency of one request and of a one-token request, and throughput at CONCURRENCY."""
+    """Steady state of a server: latency of one request in seconds, and throughput at CONCURRENCY."""
 
     latency_s: float
-    one_token_s: float
     tokens_per_s: float
 
 
@@ -157,12 +139,11 @@ def _read_reported_spans(server: LaunchedServer) -> Timeline:
 def measure_steady_state(client: CompletionClient, prompts: Sequence[str], max_tokens: int) -> SteadyState:
     """Measure the steady state of a warm server. Raises CompletionFailedError if a request fails."""
     alone = [client.complete(prompts[0], max_tokens).seconds for _ in range(SINGLE_REQUESTS)]
-    short = [client.complete(prompts[0], 1).seconds for _ in range(SINGLE_REQUESTS)]
     requests = [prompts[i % len(prompts)] for i in range(2 * CONCURRENCY)]
     began_s = time.monotonic()
     answers = client.complete_all(requests, max_tokens, CONCURRENCY)
     produced = sum(len(answer.tokens) or max_tokens for answer in answers)
-    return SteadyState(median(alone), median(short), produced / (time.monotonic() - began_s))
+    return SteadyState(median(alone), produced / (time.monotonic() - began_s))
 
 
 def read_cpu_s(processes: Iterable[psutil.Process] | None = None) -> dict[psutil.Process, float]:
@@ -192,23 +173,6 @@ def _measure_cpu_s(start_processes: set[psutil.Process], cpu_before: Mapping[psu
     }
     cpu_s_by_process = read_cpu_s({*start_processes, *parents})
     return sum(cpu_s_by_process.values()) - sum(cpu_before.get(one, 0.0) for one in cpu_s_by_process)
-
-
-def measure_import_seconds() -> float:
-    """Return the seconds from the launch of a bare interpreter until it has imported all server modules, without GC.
-
-    Raises ModeUnavailableError if an import fails.
-    """
-    code = _IMPORT_SCRIPT.format(imports=stock.build_import_statement(on_cpu=runtime.targets_cpu()))
-    launched_s = time.monotonic()
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, timeout=IMPORT_S, check=False
-    )
-    if done.returncode:
-        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
-        raise ModeUnavailableError(f"cannot import vLLM's server modules: {last[0]}")
-    return time.monotonic() - launched_s
 
 
 def measure_stages(spans: Iterable[Span], begin_s: float, end_s: float) -> dict[str, float]:

@@ -27,7 +27,6 @@ def build_document(
     measured: BenchRuns, *, model: str, vllm_args: Sequence[str], command_line: Sequence[str]
 ) -> Document:
     """Return the document of all runs so far. Its `failures` are empty if and only if the benchmark passed."""
-    floors = summarize_shortest_start(measured)
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": "bench",
@@ -38,8 +37,7 @@ def build_document(
         "machine": facts.describe_machine(),
         "versions": facts.list_versions(),
         "tokens_identical": are_tokens_identical(measured),
-        "modes": {mode: _summarize_mode(mode, measured, floors) for mode in measured.modes},
-        "floor": {**floors, "unavailable": measured.floor_error},
+        "modes": {mode: _summarize_mode(mode, measured) for mode in measured.modes},
         "failures": list_failures(measured),
     }
 
@@ -78,27 +76,13 @@ def list_slow_path_reasons(runs: Iterable[MeasuredRun]) -> list[str]:
     return list(reasons)
 
 
-def summarize_shortest_start(measured: BenchRuns) -> dict[str, Summary | None]:
-    """Return the two parts of the shortest possible start in seconds: imports and service. An unmeasured part is None.
-
-    The service time is that of the warm vLLM server if it ran, or else of the first mode with a measurement.
-    """
-    served = (measured.steady(mode).values() for mode in (run_order.REFERENCE, *measured.runs))
-    service = next((summarize([one.one_token_s for one in found]) for found in served if found), None)
-    imports = summarize(measured.imports_s) if measured.imports_s else None
-    return {"imports_s": imports, "service_s": service}
-
-
-def _summarize_mode(mode: str, measured: BenchRuns, floors: Mapping[str, Summary | None]) -> Document:
+def _summarize_mode(mode: str, measured: BenchRuns) -> Document:
     runs = measured.runs.get(mode)
     if not runs:
         return {"unavailable": measured.unavailable.get(mode, "not run")}
     reference = measured.runs.get(run_order.REFERENCE, [])
     first_token = summarize([run.first_token_s for run in runs])
     ratio = paired_ratio(*({run.round: run.first_token_s for run in of} for of in (reference, runs)))
-    least = floors["imports_s"] if mode in (*run_order.BASELINES, run_order.FRESH) else None
-    service = floors["service_s"]
-    floor_s = least["median"] + service["median"] if least and service else None
     return {
         "first_token_s": first_token,
         "cpu_s": summarize([run.cpu_s for run in runs]),
@@ -107,8 +91,6 @@ def _summarize_mode(mode: str, measured: BenchRuns, floors: Mapping[str, Summary
         "phases": _summarize_by_name([run.phases for run in runs]),
         "stages": _summarize_by_name([run.stages for run in runs]),
         "pss_bytes": summarize([run.pss_bytes for run in runs]),
-        "floor_s": floor_s,
-        "percent_of_floor": 100 * floor_s / first_token["median"] if floor_s else None,
         "tokens_identical": _has_reference_tokens(mode, measured),
         "steady": _summarize_steady(measured.steady(mode), measured.steady(run_order.REFERENCE)),
         "fast_path": runs[-1].readiness.get("fast_path"),

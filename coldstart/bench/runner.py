@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from coldstart.bench import measure, run_order
+from coldstart.bench import run_order
 from coldstart.bench.measure import MeasuredRun, RunSettings, SteadyState, run
 from coldstart.contract import fallback
 from coldstart.errors import NO_BUNDLE, ColdstartError, CommandFailedError, NoBundleError
@@ -28,8 +28,6 @@ class BenchRuns:
     runs: dict[str, list[MeasuredRun]] = field(default_factory=dict)
     unavailable: dict[str, str] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
-    imports_s: list[float] = field(default_factory=list)
-    floor_error: str | None = None
 
     def drop_mode(self, mode: str, reason: str) -> None:
         """Drop a mode and its measurements, which are incomplete."""
@@ -94,11 +92,6 @@ class Bench:
 
     def _run_round(self, index: int, order: Sequence[str], measured: BenchRuns) -> None:
         by_mode = {launcher.mode: launcher for launcher in self.launchers}
-        if measured.floor_error is None:
-            try:
-                measured.imports_s.append(measure.measure_import_seconds())
-            except ModeUnavailableError as error:
-                measured.floor_error = str(error)
         for mode in order:
             if mode in measured.unavailable:
                 continue

@@ -33,7 +33,6 @@ COLUMNS: Mapping[str, Callable[[Document], str]] = {
     "CPU (s)": lambda one: format_seconds(one["cpu_s"]["median"]),
     "ratio": lambda one: _format_or_dash("{:.1f}x", one["ratio"]),
     "95 % interval": lambda one: _format_or_dash("{0[0]:.1f} to {0[1]:.1f}", one["ratio_ci95"]),
-    "% of floor": lambda one: _format_or_dash("{:.0f}", one["percent_of_floor"]),
     "latency ratio": lambda one: _format_or_dash(RATIO_FORMAT, (one["steady"] or {}).get("latency_ratio")),
     "throughput ratio": lambda one: _format_or_dash(
         RATIO_FORMAT, (one["steady"] or {}).get("throughput_ratio")

@@ -28,11 +28,6 @@ DEFAULT_PORT = 8000
 PATIENCE_S, PAUSE_S = 1.0, 0.1
 
 
-def build_import_statement(*, on_cpu: bool) -> str:
-    """Return the Python statement that imports the modules of a server and its worker."""
-    return f"import {ENTRY_POINT}, vllm.v1.engine.core, vllm.v1.worker.{'cpu' if on_cpu else 'gpu'}_worker"
-
-
 def run(plan: LaunchPlan, reason: str) -> int:
     """Run vLLM's own server until it exits, and return its exit code. Report `reason` as a fallback."""
     plan.fallbacks.append(Fallback("start", f"{reason}; vLLM's own server runs"))

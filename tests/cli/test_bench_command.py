@@ -11,7 +11,7 @@ from support import pages
 from support.fake_launcher import FakeLauncher
 from tools.command_line import main
 
-from coldstart.bench import benchmark, measure
+from coldstart.bench import benchmark
 from coldstart.bench.report import FORMATS, Report
 from coldstart.validate.launch import Launcher
 from coldstart.validate.launchers import ModelUnderTest
@@ -30,7 +30,6 @@ def replace_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         benchmark, "prepare_subject", lambda wanted: ModelUnderTest(wanted.model, wanted.model)
     )
-    monkeypatch.setattr(measure, "measure_import_seconds", lambda: 0.01)
 
 
 def bench(*arguments: str, modes: str = "vllm-warm,fresh", runs: int = 1) -> int:

@@ -178,13 +178,3 @@ def test_the_interval_is_repeatable_and_within_the_extremes(one: list[float], tw
     low, high = ratio_interval(one, two)
     assert min(one) / max(two) <= low <= high <= max(one) / min(two)
     assert (low, high) == ratio_interval(one, two)
-
-
-@pytest.mark.parametrize("device", ["cpu", "gpu"])
-def test_import_floor_is_that_of_the_worker_for_this_device(
-    monkeypatch: pytest.MonkeyPatch, device: str
-) -> None:
-    script = f"import os; os.write(1, b'x' if 'v1.worker.{device}_worker' in '{{imports}}' else b'-')"
-    monkeypatch.setattr(measure, "_IMPORT_SCRIPT", script)
-    monkeypatch.setattr("coldstart.system.runtime.targets_cpu", lambda: device == "cpu")
-    assert measure.measure_import_seconds() > 0
