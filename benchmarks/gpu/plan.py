@@ -25,6 +25,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from coldstart.artifacts.files import write_atomic
+
 from benchmarks import llama
 from benchmarks.common import ROOT, about, parser
 from coldstart.bench import measure
@@ -81,16 +83,10 @@ class Part:
                 row["error"] = f"{type(error).__name__}: {error}"[-TAIL:]
         row["seconds"] = round(time.monotonic() - start, 2)
         self.report["answers"][name] = row
-        part = self.place.with_suffix(".part")
-        part.write_text(json.dumps(self.report, indent=1) + "\n")
-        part.replace(self.place)
+        write_atomic(self.place, (json.dumps(self.report, indent=1) + "\n").encode())
         found, brief = row.get("found"), ("first_token_s", "gpu", "report")
-        short = {
-            "answer": name,
-            "s": row["seconds"],
-            "left": round(self.left()),
-            "error": row.get("error", "")[-700:],
-        }
+        failure = row.get("error", "")[-700:]
+        short = {"answer": name, "s": row["seconds"], "left": round(self.left()), "error": failure}
         short |= {key: found[key] for key in brief if key in found} if isinstance(found, dict) else {}
         print(json.dumps(short), flush=True)
         return found
@@ -248,8 +244,9 @@ def main() -> None:
     if unknown := set(options.parts) - set(PARTS):
         arguments.error(f"unknown part {', '.join(sorted(unknown))}")
     if options.rehearse:
-        options.shape, VLLM_ARGS[:] = "tiny", REHEARSAL
-        PROFILE[1] = "5"
+        from benchmarks.gpu.rehearsal import sitecustomize  # noqa: F401 - this process checks the modes, too
+
+        options.shape, VLLM_ARGS[:], PROFILE[1] = "tiny", REHEARSAL, "5"
     work, out = options.work.resolve(), options.out.resolve()
     os.environ |= environment(work)
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
