@@ -8,10 +8,9 @@ ARGS   ?= --max-model-len 1024 --kv-cache-memory-bytes 268435456
 RUNS   ?= 1
 TARGET  ?= tar
 SECONDS ?= 600
-# More than one for each core, because the tests also wait; but each worker takes the memory of a vLLM. The tests of real
-# servers (SERVING) measure times, for which three workers on two cores were too many.
+# More than one for each core, because the tests also wait; but each worker takes the memory of a vLLM.
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 6 ? n + n / 2 : 8)))
-SERVING ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 2 ? n : 2)))
+SERVING ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 2 ? n : 3)))
 PYTEST  := $(BIN)/python -m pytest
 # The quick tests wait more than they compute; but each worker collects all of them.
 QUICK   ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? 2 * n : 8)))
