@@ -34,6 +34,8 @@ logger = logging.getLogger("vllm.coldstart")
 
 WARMUP_TOKENS = 8
 LAZY_ARENA_BYTES = 1 << 20
+# If vLLM renamed one of these, it would not call our override, and no fallback would name the reason.
+_ = CPUWorker.init_device, CPUWorker.load_model, CPUWorker.determine_available_memory
 
 
 class LazyZeros(TorchFunctionMode):
@@ -45,11 +47,10 @@ class LazyZeros(TorchFunctionMode):
             func is torch.zeros
             and len(args) == 1
             and isinstance(args[0], int)
+            and args[0] >= LAZY_ARENA_BYTES
             and kwargs.get("dtype") is torch.int8
         ):
-            size: int = args[0]
-            if size >= LAZY_ARENA_BYTES:
-                return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.int8)
+            return torch.frombuffer(mmap.mmap(-1, args[0]), dtype=torch.int8)
         return func(*args, **kwargs)
 
 

@@ -29,18 +29,24 @@ from coldstart.weights.load import ladder
 
 
 @pytest.mark.vllm
-def test_vllms_worker_runs_when_ours_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllms_worker_runs_when_ours_does_not_fit_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.worker.cpu_worker import CPUWorker
+
     from coldstart.vllm.engine import executor
 
+    def choose() -> str:
+        chosen = SimpleNamespace(worker_cls=components.WORKER)
+        executor.use_vllm_worker_if_needed(SimpleNamespace(parallel_config=chosen))  # type: ignore[arg-type]
+        return str(chosen.worker_cls)
+
     monkeypatch.setattr(compat, "fallbacks", found := [])
-    chosen = SimpleNamespace(worker_cls=components.WORKER)
-    config = SimpleNamespace(parallel_config=chosen)
-    executor.use_vllm_worker_if_needed(config)  # type: ignore[arg-type]
-    assert (chosen.worker_cls, found) == (components.WORKER, [])
-    monkeypatch.setitem(sys.modules, "coldstart.vllm.engine.worker", None)
-    executor.use_vllm_worker_if_needed(config)  # type: ignore[arg-type]
-    assert chosen.worker_cls == "vllm.v1.worker.cpu_worker.CPUWorker"
-    assert found[0].stage == "worker" and "coldstart.vllm.engine.worker" in found[0].reason
+    assert (choose(), found) == (components.WORKER, [])
+    monkeypatch.delitem(sys.modules, components.WORKER.rpartition(".")[0])
+    for kind in CPUWorker.__mro__:
+        if "load_model" in vars(kind):
+            monkeypatch.delattr(kind, "load_model")
+    assert choose() == components.VLLM_WORKER
+    assert found[0].stage == "worker" and "has no attribute 'load_model'" in found[0].reason
 
 
 @pytest.mark.vllm
@@ -89,9 +95,7 @@ def _engine(worker: str = components.WORKER) -> Any:
 
 def test_bundle_without_compiled_code_has_the_reason(lacking: set[str]) -> None:
     assert offline.explain_missing_forward(_engine()) is None
-    assert "uses another" in str(
-        offline.explain_missing_forward(_engine("vllm.v1.worker.cpu_worker.CPUWorker"))
-    )
+    assert "uses another" in str(offline.explain_missing_forward(_engine(components.VLLM_WORKER)))
     lacking.add("compile")
     assert offline.explain_missing_forward(_engine()) == REASON
 
@@ -147,8 +151,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Callable[[LaunchPlan], Any]:
 
     def make(plan: LaunchPlan) -> Any:
         monkeypatch.setattr(module.LaunchPlan, "current", lambda: plan)
-        names = ("init_device", "load_model", "compile_or_warm_up_model")
-        for name in names:
+        for name in ("init_device", "load_model", "compile_or_warm_up_model"):
             monkeypatch.setattr(module.CPUWorker, name, getattr(Stock, name), raising=False)
         monkeypatch.setattr(module.entry, "register", lambda: None)
         made = module.ColdWorker.__new__(module.ColdWorker)
@@ -294,9 +297,8 @@ def test_steps_of_the_first_rank_are_reported(pipe: int) -> None:
     module: Any = SimpleNamespace(Worker=Worker)
     counting._name_steps("Worker", STEPS, module)
     assert Worker().load_model() == "loaded" and read(pipe) == ["load the model"]
-    second = Worker()
-    second.rank = 1
-    assert second.load_model() == "loaded" and read(pipe) == []
+    Worker.rank = 1
+    assert Worker().load_model() == "loaded" and read(pipe) == []
 
 
 @pytest.mark.vllm
