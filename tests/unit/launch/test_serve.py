@@ -147,16 +147,17 @@ def test_auto_names_a_template_that_died(started: Started, template: Template) -
 def test_find_mode_lists_templates_once_per_mode(
     lookup: BundleLookup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listed, list_templates = list[Path | None](), template_pool.list_templates
+    model, listed = lookup.model.name, list[Path | None]()
+    others = [("engine", "another key", model), ("runtime", "", "another model")]
 
-    def count(root: Path | None = None) -> Iterator[template_pool.RunningTemplate]:
+    def count(root: Path | None = None) -> list[template_pool.RunningTemplate]:
         listed.append(root)
-        return list_templates(root)
+        return [template_pool.RunningTemplate(level, key, Path(), name, 1) for level, key, name in others]
 
     monkeypatch.setattr(template_pool, "list_templates", count)
     _, skipped = ladder.find_planned_mode(ServeRequest(lookup), PLAN)
     reasons = [one.reason for one in skipped if one.stage.startswith("template-")]
-    assert listed == [None] * len(reasons) and len(reasons) == 2
+    assert listed == [None, None] and ["other arguments" in one for one in reasons] == [True, False]
 
 
 def test_start_falls_back_when_the_template_refuses(

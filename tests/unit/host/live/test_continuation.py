@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from coldstart.contract.arguments import Arguments
+from coldstart.contract.handover import PARAMETER
 from coldstart.host.live.continuation import CHAT, COMPLETIONS, Continuation, find_unsupported
 
 PROMPT = [5, 6, 7]
@@ -50,11 +51,8 @@ def test_continuation_requests_the_rest_and_removes_extra_members() -> None:
     assert [one["text"] for one in _choices(passed)] == ["c", "d"] and stream.finished and not stream.ended
     usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
     last = stream.filter_chunk(_event({}, usage=usage) + b"data: [DONE]\n\n")
-    assert json.loads(last.split(b"\n\n")[0][6:])["usage"] == {
-        "prompt_tokens": 3,
-        "completion_tokens": 4,
-        "total_tokens": 7,
-    }
+    counted = json.loads(last.split(b"\n\n")[0][6:])["usage"]
+    assert counted == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
     assert stream.ended and not stream.error
 
 
@@ -68,6 +66,14 @@ def test_incomplete_character_is_generated_again() -> None:
     # The client does not receive its ids again.
     assert [(one["text"], one["token_ids"]) for one in _choices(passed)] == [("\N{GRINNING FACE}", [202])]
     assert stream.tokens == [11, 200, 201, 202]
+
+
+@pytest.mark.parametrize("kv", [None, {"address": "here"}])
+def test_warmup_computes_the_tokens_so_far_or_loads_their_kv(kv: dict[str, str] | None) -> None:
+    stream = _stream()
+    stream.filter_chunk(_said([11], "a", first=True))
+    asked = json.loads(stream.build_warmup_request(kv))
+    assert (asked["prompt"], asked["max_tokens"], asked.get(PARAMETER)) == ([*PROMPT, 11], 1, kv)
 
 
 def test_text_before_half_a_character_is_not_repeated() -> None:
@@ -106,12 +112,8 @@ def test_chat_continues_as_a_chat() -> None:
     stream = Continuation.create(CHAT, {**CHATTED, "min_tokens": 4, "max_completion_tokens": 8}, Arguments())
     assert stream is not None
     stream.build_next_request(CHAT)
-    role = {
-        "index": 0,
-        "delta": {"role": "assistant", "content": ""},
-        "logprobs": None,
-        "finish_reason": None,
-    }
+    delta = {"role": "assistant", "content": ""}
+    role = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
     head = {"object": "chat.completion.chunk"}
     first = _event(role, prompt_token_ids=PROMPT, **head)
     said = _event({**role, "delta": {"content": "a"}, "token_ids": [11]}, **head)
@@ -164,9 +166,8 @@ def test_a_stream_that_has_all_its_tokens_needs_no_server() -> None:
     stream = _stream(stream_options={"include_usage": True})
     stream.filter_chunk(_said([11], "a", first=True, end="stop"))
     assert stream.finished and stream.is_resumable
-    assert b'"completion_tokens":1' in stream.build_final_events() and stream.build_final_events().endswith(
-        b"data: [DONE]\n\n"
-    )
+    last = stream.build_final_events()
+    assert b'"completion_tokens":1' in last and last.endswith(b"data: [DONE]\n\n")
 
 
 @pytest.mark.parametrize(
@@ -180,9 +181,6 @@ def test_a_stream_that_has_all_its_tokens_needs_no_server() -> None:
         (COMPLETIONS, {"n": 2}, [], "n"),
         (COMPLETIONS, {"logprobs": 0}, [], "logprobs"),
         (COMPLETIONS, {"stop": ["x"]}, [], "stop"),
-        (COMPLETIONS, {"frequency_penalty": 0.5}, [], "frequency_penalty"),
-        (COMPLETIONS, {"response_format": {"type": "json_object"}}, [], "response_format"),
-        (COMPLETIONS, {"structured_outputs": {"regex": "a"}}, [], "structured_outputs"),
         (COMPLETIONS, {"unheard_of": 1}, [], "unheard_of"),
         (COMPLETIONS, {"prompt": ["a", "b"]}, [], "prompt"),
         ("/v1/responses", {}, [], "/v1/responses"),

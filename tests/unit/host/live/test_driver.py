@@ -58,6 +58,11 @@ async def test_a_start_past_its_deadline_is_ended(tmp_path: Path) -> None:
         assert stage.servers.last("a").ended.done()
 
 
+async def test_request_that_waits_longer_than_hold_s_is_rejected(tmp_path: Path) -> None:
+    async with staged(tmp_path, hold=True, hold_s=0.05) as stage, asyncio.timeout(30):
+        assert (await stage.ask(model="a", prompt=1))[0] == 504
+
+
 async def test_changed_arguments_restart_a_model_after_its_streams(tmp_path: Path) -> None:
     async with staged(tmp_path) as stage:
         long = asyncio.create_task(stage.events(model="a", prompt="x", pieces=30, pause_s=0.01))
@@ -142,14 +147,8 @@ async def test_stream_continues_at_the_next_server_if_both_servers_die(tmp_path:
 
 async def test_replacement_is_cancelled_when_its_model_goes_to_sleep(tmp_path: Path) -> None:
     def models(*args: str) -> dict[str, Any]:
-        return {
-            **TWO,
-            "a": {
-                **TWO["a"],
-                "tiers": [{"name": "asleep-1", "memory": 2, "penalty_s": 0.1, "host_memory": 8}],
-                "args": [*SLEEP, *args],
-            },
-        }
+        asleep = {"name": "asleep-1", "memory": 2, "penalty_s": 0.1, "host_memory": 8}
+        return {**TWO, "a": {**TWO["a"], "tiers": [asleep], "args": [*SLEEP, *args]}}
 
     async with staged(tmp_path, models(), memory=25, host_memory=8) as stage:
         stage.servers.sleeps = True
