@@ -212,6 +212,7 @@ def _root(
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit with its code."""
+    _replace_closed_streams()
     own_args, vllm_args = _split_vllm_args(sys.argv[1:] if argv is None else list(argv))
     # Other users must not be able to write the files that are created here.
     os.umask(os.umask(0o077) | 0o022)
@@ -225,6 +226,15 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     except Exception as error:  # noqa: BLE001 - here each failure becomes an exit code
         sys.exit(_report_error(error, own_args, as_json=as_json))
     sys.exit(code or 0)
+
+
+def _replace_closed_streams() -> None:
+    """Open the null device for each standard stream that the caller has closed, so that no other file takes its place."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, os.fdopen(descriptor, mode))
 
 
 def _find_format(argv: Sequence[str]) -> str | None:

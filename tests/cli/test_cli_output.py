@@ -39,6 +39,12 @@ def test_terminal_shows_a_progress_line(home: Path, monkeypatch: pytest.MonkeyPa
     assert json.loads(done.stdout)["schema_version"] == 2
 
 
+def test_closed_streams_fail_no_command(home: Path) -> None:
+    listing = [sys.executable, "-P", "-m", "coldstart.commands.cli", "list"]
+    shell = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *listing]
+    assert subprocess.run(shell, check=False, timeout=60).returncode == 0
+
+
 @pytest.mark.parametrize(("mode", "expected"), [("plain", ["build ...", "  half: 3.0 s"]), ("none", [])])
 def test_phase_prints_its_steps(capsys: pytest.CaptureFixture[str], mode: Any, expected: list[str]) -> None:
     with Output(progress=mode).show_phase("build") as step:
