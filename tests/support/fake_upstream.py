@@ -351,6 +351,12 @@ async def serve(app: Gateway) -> tuple[GatewayServer, asyncio.Task[None], str]:
 TWO = {"a": {"memory": 10, "start_s": 1.0, "aliases": ["alpha"]}, "b": {"memory": 10, "start_s": 1.0}}
 
 
+def parsed(models: Any = None, **limits: Any) -> configuration.HostFile:
+    """Parse a host file, with two models of 10 bytes in 15 bytes by default."""
+    own = {"memory": 15, "policy": "lru", "backoff_s": 0.05, "runtime_template": False}
+    return configuration.parse({**own, **limits, "models": models or TWO})
+
+
 @asynccontextmanager
 async def staged(
     directory: Path,
@@ -362,11 +368,9 @@ async def staged(
     meter: MemoryMeter | None = None,
     **limits: Any,
 ) -> AsyncIterator[Stage]:
-    """Yield a stage with two models of 10 bytes in 15 bytes by default, and check afterwards that nothing remains."""
-    own = {"memory": 15, "policy": "lru", "backoff_s": 0.05, "runtime_template": False}
-    table = {**own, **limits, "models": models or TWO}
+    """Yield a stage of the host file that `parsed` returns, and check afterwards that nothing remains."""
     servers = FakeServers(directory, hold=hold)
-    driver = Driver(configuration.parse(table), servers, meter=meter, template_bytes=template_bytes)
+    driver = Driver(parsed(models, **limits), servers, meter=meter, template_bytes=template_bytes)
     server, run_server, url = await serve(
         Gateway(driver, routes=create_host_routes(driver), **(gateway or {}))
     )

@@ -11,21 +11,14 @@ from typing import Any
 import psutil
 import pytest
 from support.fake_model import generated
-from support.fake_upstream import TWO, Stage, staged, wait_until
+from support.fake_upstream import TWO, Stage, parsed, staged, wait_until
 
 from coldstart.contract.graphs import WORKER_REPORT
 from coldstart.errors import UsageError
-from coldstart.host import configuration
 from coldstart.host.live import lifecycle
 from coldstart.host.live.profiles import MemoryMeter
 from coldstart.system.devices import parker
 from coldstart.system.devices.parking import CHECKPOINTED, RUNNING
-
-
-def _parsed(models: Any = None, **limits: Any) -> configuration.HostFile:
-    own = {"memory": 15, "policy": "lru", "backoff_s": 0.05, "runtime_template": False}
-    table = {**own, **limits, "models": models or TWO}
-    return configuration.parse(table)
 
 
 async def test_a_model_makes_room_for_another_and_comes_back(tmp_path: Path) -> None:
@@ -38,7 +31,6 @@ async def test_a_model_makes_room_for_another_and_comes_back(tmp_path: Path) -> 
         assert (said["starts"]["total"], said["starts"]["departures"]) == (4, 3)
         assert [one["mode"] for one in said["recent_starts"]] == ["fake"] * 4
         assert [one["phases"] for one in said["recent_starts"]] == [{"read tensors": 0.5}] * 4
-        assert stage.model("b")["last_start"]["phases"] == {"read tensors": 0.5}
 
 
 async def test_start_is_retried_after_a_full_disk(tmp_path: Path) -> None:
@@ -68,7 +60,7 @@ async def test_changed_arguments_restart_a_model_after_its_streams(tmp_path: Pat
         long = asyncio.create_task(stage.events(model="a", prompt="x", pieces=30, pause_s=0.01))
         await wait_until(lambda: stage.model("a")["in_flight"] == 1)
         changed = {"a": {**TWO["a"], "args": ["--max-model-len", "64"]}, "c": TWO["b"]}
-        stage.driver.configure(_parsed(changed, max_held=7))
+        stage.driver.configure(parsed(changed, max_held=7))
         assert (await stage.ask(model="b", prompt=1))[0] == 404
         later = asyncio.create_task(stage.ask(model="a", prompt="y"))
         assert len(await long) == 31
@@ -91,7 +83,7 @@ async def _replacing(path: Path, *, holds_kv: bool = True) -> AsyncIterator[tupl
         await wait_until(lambda: stage.driver.facts.get_model("a").chunks_streamed >= 3)
         stage.servers.hold = True
         for _ in range(2):  # a second reload starts no third server
-            stage.driver.configure(_parsed(LARGER, **ROOM))
+            stage.driver.configure(parsed(LARGER, **ROOM))
         await stage.servers.begins(2)
         assert stage.model("a")["held_bytes"] == 20
         # Until the second server is ready, the first one serves all requests.
@@ -122,7 +114,7 @@ async def test_server_stays_until_its_requests_end_if_it_is_not_replaced(tmp_pat
         if end == "unload":
             stage.driver.stop_models("a")
         elif end == "revert":
-            stage.driver.configure(_parsed(**ROOM))
+            stage.driver.configure(parsed(**ROOM))
             second.gate.set()
         else:
             second.over.set()
@@ -145,6 +137,21 @@ async def test_stream_continues_at_the_next_server_if_both_servers_die(tmp_path:
         assert len(stage.servers.begun) == 3 and stage.model("a")["held_bytes"] == 10
 
 
+async def test_replacement_that_is_unwanted_before_it_starts_is_forgotten(tmp_path: Path) -> None:
+    async with staged(tmp_path, **ROOM) as stage:
+        stream = asyncio.create_task(stage.events(model="a", prompt="x", pieces=9, pause_s=0.01))
+        await wait_until(lambda: stage.model("a")["in_flight"] == 1)
+        stage.driver.configure(parsed(LARGER, **ROOM))
+        stage.driver.stop_models("a")
+        await stream
+        await wait_until(lambda: stage.model("a")["state"] == "stopped")
+        for models in (TWO, LARGER):
+            stage.driver.configure(parsed(models, **ROOM))
+            assert (await stage.ask(model="a", prompt="y"))[0] == 200
+        found = ["--max-num-seqs" in one.launch.args for one in stage.servers.begun]
+        assert found == [False, False, True]
+
+
 async def test_replacement_is_cancelled_when_its_model_goes_to_sleep(tmp_path: Path) -> None:
     def models(*args: str) -> dict[str, Any]:
         asleep = {"name": "asleep-1", "memory": 2, "penalty_s": 0.1, "host_memory": 8}
@@ -155,7 +162,7 @@ async def test_replacement_is_cancelled_when_its_model_goes_to_sleep(tmp_path: P
         stream = asyncio.create_task(stage.events(model="a", prompt="x", pieces=9, pause_s=0.01))
         await wait_until(lambda: stage.model("a")["in_flight"] == 1 and stage.model("a")["mode"])
         stage.servers.hold = True
-        stage.driver.configure(_parsed(models("--seed", "1"), memory=25, host_memory=8))
+        stage.driver.configure(parsed(models("--seed", "1"), memory=25, host_memory=8))
         await stage.servers.begins(2)
         await stream
         stage.servers.hold = False
@@ -167,10 +174,10 @@ async def test_replacement_is_cancelled_when_its_model_goes_to_sleep(tmp_path: P
 async def test_equal_or_invalid_arguments_do_not_restart_a_model(tmp_path: Path) -> None:
     async with staged(tmp_path) as stage:
         await stage.ask(model="a", prompt=1)
-        stage.driver.configure(_parsed({**TWO, "a": {**TWO["a"], "idle_s": 99.0, "aliases": ["other"]}}))
+        stage.driver.configure(parsed({**TWO, "a": {**TWO["a"], "idle_s": 99.0, "aliases": ["other"]}}))
         assert (await stage.ask(model="other", prompt=1))[0] == 200
         with pytest.raises(UsageError, match="pinned models need"):
-            stage.driver.configure(_parsed({"a": {**TWO["a"], "pinned": True}}, memory=5))
+            stage.driver.configure(parsed({"a": {**TWO["a"], "pinned": True}}, memory=5))
         assert (await stage.ask(model="b", prompt=1))[0] == 200
         assert (await stage.ask(model="other", prompt=1))[0] == 200
 
@@ -179,7 +186,7 @@ async def test_model_changed_during_its_start_serves_waiting_requests_and_restar
     async with staged(tmp_path, hold=True) as stage:
         first = asyncio.create_task(stage.ask(model="a", prompt=1))
         await stage.servers.begins(1)
-        stage.driver.configure(_parsed({**TWO, "a": {**TWO["a"], "args": ["--seed", "1"]}}))
+        stage.driver.configure(parsed({**TWO, "a": {**TWO["a"], "args": ["--seed", "1"]}}))
         stage.servers.last("a").gate.set()
         assert (await first)[0] == 200
         await wait_until(lambda: stage.model("a")["state"] == "stopped")
@@ -320,10 +327,8 @@ async def test_sleeping_model_is_parked_when_another_needs_the_rest_of_its_memor
         assert (await stage.ask(model="a", prompt=2))[0] == 200
         assert len([one for one in stage.servers.begun if one.launch.name == "a"]) == (1 if not fault else 2)
         if not fault:
-            rpc = [
-                f"/collective_rpc {name}"
-                for name in (WORKER_REPORT, "checkpoint_prepare", "checkpoint_restore")
-            ]
+            orders = WORKER_REPORT, "checkpoint_prepare", "checkpoint_restore"
+            rpc = [f"/collective_rpc {name}" for name in orders]
             assert first.paths == ["/v1/completions", "/sleep?level=1", *rpc, "/wake_up", "/v1/completions"]
             assert state.read_text() == str(RUNNING)
     rank.kill()
