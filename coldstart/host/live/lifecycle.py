@@ -162,13 +162,13 @@ class ServerLifecycle:
 
     async def _start(self, model: str, tier: str, replaced: LocalReplica | None = None) -> None:
         """Start a server of a model and monitor it until it exits. Once ready, it takes over the requests of `replaced`."""
-        launch, began = self.launches[model], self.clock()
+        launch, began = (self._ordered if replaced else self.launches)[model], self.clock()
         self.log.write("start", model=model, tier=tier)
         # The wait may time out slightly before the deadline of the start.
         in_time = await self.template.wait_until_ready(launch)
         waited_s = self.clock() - began
         if replaced is not None and not self._is_wanted(launch, replaced):
-            self._end_replacement(model)
+            self._end_replacement(launch)
             return
         replica = self._begin(launch, began, self._ready_timeout_s - waited_s if in_time else 0.0)
         if isinstance(replica, str):
@@ -176,7 +176,7 @@ class ServerLifecycle:
             if replaced is None:
                 self.emit(events.ModelFailed(model, replica))
             else:
-                self._end_replacement(model)
+                self._end_replacement(launch)
             return
         if replaced is None:
             self.replicas[model] = replica
@@ -201,7 +201,7 @@ class ServerLifecycle:
         if replica.start_s and not replica.is_ending:
             self.log.write("server died", model=model, reason=replica.reason)
         if is_other:
-            self._end_replacement(model)
+            self._end_replacement(launch)
             return
         self._tasks.spawn(self._cancel_replacement(model))
         if replica.is_ending and replica.start_s:
@@ -260,9 +260,13 @@ class ServerLifecycle:
         for other in [one for one in self.others if one.name == model and not one.start_s]:
             await other.stop()
 
-    def _end_replacement(self, model: str) -> None:
-        self._ordered.pop(model, None)
-        self.emit(events.ReplacementEnded(model))
+    def _end_replacement(self, launch: Launch) -> None:
+        """Report the end of a replacement, unless another server of the model is starting to replace one, or was replaced."""
+        model = launch.name
+        if self._ordered.get(model) is launch:
+            del self._ordered[model]
+        if model not in self._ordered and not any(one.name == model for one in self.others):
+            self.emit(events.ReplacementEnded(model))
 
     def _open_sleep_routes(self, launch: Launch) -> Mapping[str, str]:
         """Return the environment variables that open vLLM's sleep and wake-up routes if the model has a sleeping tier."""

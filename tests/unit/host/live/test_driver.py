@@ -152,6 +152,29 @@ async def test_replacement_that_is_unwanted_before_it_starts_is_forgotten(tmp_pa
         assert found == [False, False, True]
 
 
+async def test_end_of_a_replaced_server_does_not_end_a_later_replacement(tmp_path: Path) -> None:
+    async with _replacing(tmp_path) as (stage, first, second, _):
+        # The stream stays at the first server, which ends after it.
+        stage.servers.weights, stage.servers.hold, stage.servers.pause_s = "other", False, 0.1
+        second.gate.set()
+        await wait_until(lambda: stage.model("a")["starts"] == 2)
+        second.over.set()
+        model = stage.driver.core.models["a"]
+        await wait_until(lambda: model.consecutive_failures and model.retry_at < stage.driver.clock())
+        later = asyncio.create_task(stage.events(model="a", prompt="y", max_tokens=120, temperature=0))
+        await wait_until(lambda: stage.model("a")["starts"] == 3 and stage.model("a")["in_flight"] == 1)
+        stage.servers.hold = True
+        stage.driver.configure(parsed({**TWO, "a": {**TWO["a"], "args": ["--seed", "1"]}}, **ROOM))
+        await stage.servers.begins(4)
+        stage.servers.pause_s = 0
+        await first.ended
+        await later
+        third, fourth = stage.servers.begun[2:]
+        fourth.gate.set()
+        await third.ended
+        assert (await stage.ask(model="a", prompt="z"))[0] == 200 and fourth.asked[-1] == "z"
+
+
 async def test_replacement_is_cancelled_when_its_model_goes_to_sleep(tmp_path: Path) -> None:
     def models(*args: str) -> dict[str, Any]:
         asleep = {"name": "asleep-1", "memory": 2, "penalty_s": 0.1, "host_memory": 8}
