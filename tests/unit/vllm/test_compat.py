@@ -104,7 +104,7 @@ def _list_uncalled(ours: type) -> Iterator[str]:
     """Yield the methods that no base class has and no code of ours calls. `super()` and `kind` stand for vLLM's classes."""
     text = "\n".join(path.read_text() for path in SOURCES)
     for name, method in vars(ours).items():
-        called = rf"(?<!super\(\))(?<!\bkind)\.{name}\b|[(=]\s*[\"']?{name}[\"',]"
+        called = rf"(?<!super\(\))(?<!\bkind)\.{name}\b|[\"']{name}[\"'](?!:)|\({name},"
         inherited = name.startswith("__") or any(hasattr(base, name) for base in ours.__mro__[1:])
         if isinstance(method, FunctionType) and not inherited and not re.search(called, text):
             yield name
