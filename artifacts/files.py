@@ -50,7 +50,7 @@ def create_private_directory(directory: Path) -> None:
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     """Atomically replace the contents of `path` with `data`. Raises NoSpaceError or ReadOnlyStoreError."""
-    with translate_os_errors(f"writing {path.name}"), open_replacement(path, mode=mode) as file:
+    with translate_os_errors(f"writing {path}"), open_replacement(path, mode=mode) as file:
         file.write(data)
 
 

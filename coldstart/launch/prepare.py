@@ -88,14 +88,14 @@ class _Preparation:
     env: dict[str, str] = field(default_factory=dict)
     task: EngineTask = field(default_factory=EngineTask)
 
-    def drop_section(self, section: str, reason: str) -> None:
-        self.fallbacks.append(Fallback(section, reason))
+    def drop_section(self, section: str, reason: str, hint: str | None = None) -> None:
+        self.fallbacks.append(Fallback(section, reason, hint))
 
     def read_section(self, section: str) -> dict[str, Any]:
         try:
             document = self.bundle.read_json(section)
         except BundleError as error:
-            self.drop_section(section, f"{error.message} [{error.code}]")
+            self.drop_section(section, f"{error.message} [{error.code}]", error.hint)
             return {}
         if not isinstance(document, Mapping):
             self.drop_section(section, "the section is not a JSON object")
@@ -117,7 +117,7 @@ class _Preparation:
         try:
             return unpack_section(self.bundle, section, self.root, self.trust, refused)
         except BundleError as error:
-            self.drop_section(section, f"{error.message} [{error.code}]")
+            self.drop_section(section, f"{error.message} [{error.code}]", error.hint)
         except OSError as error:
             self.drop_section(section, f"cannot unpack the section: {error}")
         finally:

@@ -5,6 +5,7 @@ few units) to keep the two most likely tokens far apart. Greedy output is theref
 changes, and token comparisons rely on that.
 """
 
+import errno
 import math
 import os
 import random
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.artifacts import files
+from coldstart.artifacts.errors import NoSpaceError
 from coldstart.contract.environment import SUPERVISOR_PID
 from coldstart.errors import ColdstartError, UsageError
 from coldstart.models import aliases
@@ -85,6 +87,8 @@ def _run_child(name: str, draft: Path) -> None:
     result = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if result.returncode:
         reason = (result.stderr.strip().splitlines() or ["no message"])[-1]
+        if os.strerror(errno.ENOSPC) in reason:
+            raise NoSpaceError(f"no space left while building {name} in {draft.parents[1]}")
         raise ColdstartError(f"cannot build {name}: {reason}", hint="run `coldstart install cpu`")
 
 

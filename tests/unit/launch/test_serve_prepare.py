@@ -76,6 +76,7 @@ def test_a_damaged_section_is_a_reason(publish: Publish, model: ResolvedModel, s
     damage(bundle, section)
     plan = prepare_plan(bundle, model)
     assert list(reasons(plan)) == [section] and "[CS-DIGEST]" in reasons(plan)[section]
+    assert "coldstart pull" in str(plan.fallbacks[0].hint)
     if section == "compile":
         assert plan.compile_dir is None and "TORCHINDUCTOR_CACHE_DIR" not in plan.env
 

@@ -152,9 +152,14 @@ def test_several_at_once_build_once(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def test_a_failed_build_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("sys.executable", "/bin/false")
-    with pytest.raises(ColdstartError, match="cannot build tiny-llama"):
-        tiny.build_tiny_model("tiny-llama", tmp_path)
+    (full := tmp_path / "full").write_text("#!/bin/sh\necho I/O error: No space left on device >&2\nexit 1\n")
+    full.chmod(0o700)
+    reasons = {"/bin/false": "cannot build tiny-llama", str(full): f"no space left while .* in {tmp_path}"}
+    for program, reason in reasons.items():
+        monkeypatch.setattr("sys.executable", program)
+        with pytest.raises(ColdstartError, match=reason):
+            tiny.build_tiny_model("tiny-llama", tmp_path)
+    full.unlink()
     assert [path.name for path in tmp_path.rglob("*") if not path.name.endswith(".lock")] == ["tiny-v1"]
 
 
