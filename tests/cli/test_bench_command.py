@@ -114,17 +114,3 @@ def test_exports_write_every_form(tmp_path: Path) -> None:
     pages.check(page)
     assert "A &lt;title&gt;" in page and "<td>z</td><td>-</td>" in page
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(FORMATS)
-
-
-class Broken(Report):
-    """Report that cannot be rendered."""
-
-    def render(self, form: str) -> str:
-        raise RuntimeError("half")
-
-
-def test_write_leaves_the_old_file_when_rendering_fails(tmp_path: Path) -> None:
-    (tmp_path / "x.html").write_text("old")
-    with pytest.raises(RuntimeError):
-        ExportTargets.parse([f"html={tmp_path / 'x.html'}"]).write(Broken("", {}, (), ()))
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("x.html", "old")]

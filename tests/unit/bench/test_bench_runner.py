@@ -222,7 +222,13 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[
 
 
 @pytest.mark.parametrize(
-    ("mode", "level"), [("template-runtime", "runtime"), ("standby", "asleep-1"), ("parked", "parked")]
+    ("mode", "level"),
+    [
+        ("template-runtime", "runtime"),
+        ("standby", "asleep-1"),
+        ("parked", "parked"),
+        ("runtime-snapshot", ""),
+    ],
 )
 def test_a_template_is_started_and_stopped_once(
     tmp_path: Path,
@@ -231,7 +237,8 @@ def test_a_template_is_started_and_stopped_once(
     mode: str,
     level: str,
 ) -> None:
-    monkeypatch.setattr(launchers.runtime, "targets_cpu", lambda: False)
+    monkeypatch.setattr(launchers.modes, "find_criu_limit", lambda mode: None)
+    monkeypatch.setattr(launchers.runtime, "targets_cpu", lambda: not level)
     monkeypatch.setattr(nvml, "read_driver_version", lambda: "580.65.06")
     (template,) = launchers.create_launchers(SUBJECT, [mode], tmp_path)
     template.close()
@@ -239,20 +246,9 @@ def test_a_template_is_started_and_stopped_once(
     template.prepare()
     template.close()
     template.close()
-    assert calls() == [
-        ["template", "start", "tiny-llama", "--level", level, "--", "--max-model-len", "256"],
-        ["template", "stop", "--level", level],
-    ]
-
-
-def test_a_runtime_is_frozen_once(
-    tmp_path: Path, calls: Callable[[], list[list[str]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(launchers.modes, "find_criu_limit", lambda mode: None)
-    (frozen,) = launchers.create_launchers(SUBJECT, [run_order.RUNTIME_SNAPSHOT], tmp_path)
-    frozen.prepare()
-    frozen.close()
-    assert calls() == [["template", "freeze"]]
+    started = ["template", "start", "tiny-llama", "--level", level, "--", "--max-model-len", "256"]
+    stopped = ["template", "stop", "--level", level]
+    assert calls() == ([started, stopped] if level else [["template", "freeze"]])
 
 
 @pytest.mark.parametrize(("status", "error"), [("1", CommandFailedError), ("3", NoBundleError)])
