@@ -1,13 +1,14 @@
 """Shell completion of models and of bundles: the right words, no error, and no heavy import."""
 
 import json
-import os
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import pytest
 from coldstart.artifacts.bundle import Bundle
 from coldstart.commands.cli import COMMANDS, find_module_name
 
@@ -16,28 +17,34 @@ from coldstart.system.paths import Cache
 
 HEAVY = ["torch", "vllm", "pandas", "transformers", "numpy", "huggingface_hub", "ray", "rich", "starlette"]
 PROBE = """
-import os, sys
+import json, os, sys
 from coldstart.commands.cli import main
-for line in sys.argv[1:]:
-    os.environ |= {{"COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}}
+heavy, *commands = map(json.loads, sys.argv[1:])
+for argv in commands:
+    if isinstance(argv, str):
+        os.environ |= {"COMP_WORDS": argv, "COMP_CWORD": str(argv.count(" "))}
     try:
-        main()
+        main(argv)
     except SystemExit as stop:
-        assert not stop.code
-    print("END", flush=True)
-print(",".join(name for name in {heavy} if name in sys.modules), file=sys.stderr)
+        print("END", json.dumps([stop.code, [name for name in heavy if name in sys.modules]]), flush=True)
 """
+
+
+def run(commands: Iterable[object], heavy: Sequence[str]) -> list[tuple[str, object, object]]:
+    """Run commands, or complete lines, in one new process. Return output, exit code and imported heavy modules of each."""
+    command = [sys.executable, "-c", PROBE, *map(json.dumps, (heavy, *commands))]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    *parts, _ = re.split(r"^END (.*)\n", done.stdout, flags=re.MULTILINE)
+    return [(output, *json.loads(end)) for output, end in zip(parts[::2], parts[1::2], strict=True)]
 
 
 def complete(*lines: str, absent: Sequence[str] = ()) -> list[list[str]]:
     """Return what a shell would offer for the last word of each line, in one process, which imports nothing `absent`."""
-    command = [sys.executable, "-c", PROBE.format(heavy=[*HEAVY, *absent]), *lines]
-    variables = {"_COLDSTART_COMPLETE": "complete_bash"}
-    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=True)
-    assert done.stderr == "\n"
-    *offered, _ = done.stdout.split("END\n")
-    assert len(offered) == len(lines)
-    return [one.split() for one in offered]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("_COLDSTART_COMPLETE", "complete_bash")
+        found = run(lines, [*HEAVY, *absent])
+    assert [one[1:] for one in found] == [(0, [])] * len(lines)
+    return [output.split() for output, *_ in found]
 
 
 def test_model_is_completed(home: Path) -> None:
@@ -72,23 +79,11 @@ def test_a_damaged_store_completes_models_alone(bundle: Bundle, tmp_path: Path) 
     assert complete(*lines) == [list(NAMES), []] * 5
 
 
-IMPORTS = """
-import json, sys
-from coldstart.commands.cli import main
-for argv in {commands!r}:
-    try:
-        main(argv)
-    except SystemExit as stop:
-        loaded = [name for name in {heavy!r} if name in sys.modules]
-        print(json.dumps([" ".join(argv), stop.code, loaded]), file=sys.stderr)
-"""
-
-
 def probe(*commands: list[str], heavy: Sequence[str] = HEAVY[:-2]) -> list[list[object]]:
     """Run the commands in one new process; return each with its exit code and the heavy modules imported until then."""
-    script = IMPORTS.format(commands=commands, heavy=heavy)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    return [json.loads(line) for line in done.stderr.splitlines() if line.startswith("[")]
+    return [
+        [" ".join(argv), *found] for argv, (_, *found) in zip(commands, run(commands, heavy), strict=True)
+    ]
 
 
 def test_help_and_version_import_no_heavy_package() -> None:

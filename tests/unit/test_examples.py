@@ -190,7 +190,7 @@ def _steps(file: Path) -> list[str]:
     return re.findall(r"^([A-Z]+) ", file.read_text(), flags=re.M)
 
 
-def test_container_files_copy_existing_files_only() -> None:
+def test_container_files_copy_existing_files_only_into_a_pinned_image() -> None:
     for file in (EXAMPLES / "container").glob("Containerfile*"):
         assert _steps(file)[0] == "FROM" and {"RUN", "COPY", "ENTRYPOINT", "CMD"} <= set(_steps(file))
         sources = re.findall(r"^COPY (\S+) ", file.read_text(), flags=re.M)
@@ -200,9 +200,6 @@ def test_container_files_copy_existing_files_only() -> None:
     kept_out = {line.removeprefix("**/").strip("/") for line in (ROOT / ".dockerignore").read_text().split()}
     ignored = {line.strip("/") for line in (ROOT / ".gitignore").read_text().split()}
     assert ignored <= kept_out and ".git" in kept_out
-
-
-def test_image_of_the_container_is_pinned() -> None:
     text = (EXAMPLES / "container/Containerfile.cpu").read_text()
     assert re.search(r"^FROM \S+:[\w.-]+@sha256:[0-9a-f]{64}$", text, re.MULTILINE)
 
