@@ -180,7 +180,8 @@ class HttpResponse(AbstractContextManager["HttpResponse"]):
                 limits = self._bounds
                 slow = f"the server sent less than {limits.min_bytes_per_s:.0f} bytes/s for {limits.stall_s:.0f} s"
                 raise SlowServerError(slow) from error
-            raise RemoteUnreachableError(_describe_cause(error)) from error
+            reason = f"the response of {redact_url(self.url)} broke off: {_describe_cause(error)}"
+            raise RemoteUnreachableError(reason) from error
         waited_s = monotonic() - began
         self._patience_s += len(data) / self._bounds.min_bytes_per_s - waited_s
         self._patience_s = min(self._bounds.stall_s, self._patience_s)

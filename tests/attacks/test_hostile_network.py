@@ -210,8 +210,9 @@ def test_a_hostile_registry(name: str, tmp_path: Path, monkeypatch: pytest.Monke
     ):
         (tmp_path / "config.json").write_text(json.dumps({"auths": {server.address: {"auth": LOGIN}}}))
         store, began = Store(tmp_path / "store"), time.monotonic()
-        with _Watch() as watch, pytest.raises(BundleError):
+        with _Watch() as watch, pytest.raises(BundleError) as caught:
             remote.pull(store, f"oci://{server.address}/a/b:v1")
+        assert name != "has a bad chunk" or f"{server.address}/v2/a/b" in caught.value.message
         assert time.monotonic() - began < DEADLINE_S
         assert watch.peak < RSS
         assert not store.list_bundles() and not list(store.root.rglob("*.partial"))
