@@ -89,11 +89,9 @@ def test_only_unsigned_bundle_needs_untrusted_option(run: Run, home: Path, model
     found = inspection.look_up(model)
     assert found.bundle is None and found.untrusted is not None
     error = inspection.build_miss_error(found)
-    assert (
-        isinstance(error, NoBundleError)
-        and "not signed" in error.message
-        and "--untrusted" in str(error.hint)
-    )
+    assert isinstance(error, NoBundleError)
+    assert "not signed" in error.message
+    assert "--untrusted" in str(error.hint)
     refused = run("serve", model, "--dry-run", code=3)
     assert "is not trusted" in refused.stderr
     assert not list(Cache.at().root.glob("vllm/*/modelinfos/*"))

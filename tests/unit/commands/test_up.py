@@ -79,10 +79,8 @@ def test_down_stops_the_named_model_alone(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     down("another-model")
-    assert (
-        capsys.readouterr().out == "no server or template of another-model is up\n"
-        and supervisor.poll() is None
-    )
+    assert capsys.readouterr().out == "no server or template of another-model is up\n"
+    assert supervisor.poll() is None
     down(str(model.path))
     assert capsys.readouterr().out == f"stopped the server of {model.path} at http://x:1\n"
     assert supervisor.wait(20) == -15 and up_records.list_directories(lookup.cache) == []

@@ -272,9 +272,8 @@ def test_a_pipeline_becomes_one_worker_without_losing_its_stream() -> None:
     assert one.handle(events.RankReady(single.worker), 12.0) == [MoveStream("1", group, single.group)]
     assert one.handle(events.StreamMoved("1", True), 12.3) == [StopWorker(first), StopWorker(second)]
     assert one.handle(events.RequestArrived("2", "large"), 13.0) == [DispatchRequest("2", single.group)]
-    assert (
-        one.handle(events.RequestEnded("2"), 14.0) == [] and one.handle(events.RequestEnded("1"), 15.0) == []
-    )
+    assert one.handle(events.RequestEnded("2"), 14.0) == []
+    assert one.handle(events.RequestEnded("1"), 15.0) == []
     assert one.handle(events.Tick(), 15.0 + MODELS[1].idle_s) == [StopWorker(single.worker)]
 
 
@@ -467,10 +466,8 @@ def test_suspected_group_gets_no_request_for_a_moment() -> None:
     (rank,) = launches(one.handle(events.RequestArrived("1", "small"), 0.0))
     one.handle(events.RankReady(rank.worker), 5.0)
     assert one.handle(events.GroupSuspected(rank.group), 6.0) == []
-    assert (
-        one.handle(events.RequestEnded("1"), 6.0) == []
-        and one.handle(events.RequestArrived("2", "small"), 6.0) == []
-    )
+    assert one.handle(events.RequestEnded("1"), 6.0) == []
+    assert one.handle(events.RequestArrived("2", "small"), 6.0) == []
     # It may be alive: its room still counts, and no other group is started.
     assert one.deadline() == 7.0 and one.handle(events.Tick(), 6.9) == []
     assert one.handle(events.Tick(), 7.0) == [DispatchRequest("2", rank.group)]

@@ -152,9 +152,8 @@ def test_model_that_dies_while_stopping_has_stopped() -> None:
     host.up("a", 1.0)
     host(2.0, RequestArrived("r", "b"))
     assert _brief(host(3.0, ModelFailed("a", "killed"))) == [_start("b")]
-    assert (
-        host.core.models["a"].state is ModelState.STOPPED and host.core.models["a"].consecutive_failures == 0
-    )
+    assert host.core.models["a"].state is ModelState.STOPPED
+    assert host.core.models["a"].consecutive_failures == 0
 
 
 def test_pending_request_is_refused_after_its_time_limit() -> None:

@@ -36,10 +36,8 @@ def test_a_template_is_started_listed_found_and_stopped(fake_engine: FakeEngine)
     warm = template_pool.start_template("engine", PLAN, "tiny", 20)
     assert list(template_pool.list_templates()) == [warm] == [template_pool.find_ready("engine", KEY)]
     assert warm.ready and warm.servers == ()
-    assert (
-        template_pool.find_ready("engine", "sha256:" + "b" * 64) is None
-        and template_pool.find_ready("runtime", KEY) is None
-    )
+    assert template_pool.find_ready("engine", "sha256:" + "b" * 64) is None
+    assert template_pool.find_ready("runtime", KEY) is None
     template_pool.stop_template(warm)
     assert list(template_pool.list_templates()) == [] and not warm.directory.exists()
     assert warm.pid is not None and not processes.is_alive(warm.pid, warm.birth)

@@ -91,10 +91,8 @@ def test_client_learns_how_to_build_the_bundle_that_a_start_lacks(tmp_path: Path
     core.handle(RequestArrived("1", "m"), 0.0)
     failed = ModelFailed("m", failure.message, hint=failure.hint, code=failure.code)
     (refused,) = core.handle(failed, 1.0)
-    assert (
-        isinstance(refused, RejectRequest)
-        and failure.message.replace(str(tmp_path), "<path>") in refused.reason
-    )
+    assert isinstance(refused, RejectRequest)
+    assert failure.message.replace(str(tmp_path), "<path>") in refused.reason
     assert refused.hint == "run `coldstart materialize <path> -- --seed 1`, then retry"
 
 

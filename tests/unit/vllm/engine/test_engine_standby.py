@@ -189,9 +189,8 @@ def test_parked_engine_returns_to_its_device_for_a_server_and_only_sleeps_when_t
 
     first = resident.serve()
     assert resident.stages == ["restore the device", "wake the engine"]
-    assert (
-        resident.worker_calls() == [*asleep, "restore", "build", "wake None"] and state.read_text() == running
-    )
+    assert resident.worker_calls() == [*asleep, "restore", "build", "wake None"]
+    assert state.read_text() == running
     text, tokens = resident.ask(), first.report["tokens"]
     assert tokens != [0] and first.report["fallbacks"] == []
     # A server has ended when its engine is parked again.

@@ -192,10 +192,8 @@ def test_task_hooks_the_runner_and_the_worker(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(plugin.compat, "fallback_sources", [])
     plugin.register(EngineTask(deferred=True))
     assert kind.capture_model is not Runner.capture_model
-    assert (
-        plugin.compat.build_worker_report()["fallbacks"] == []
-        and getattr(worker(), CAPTURE_NEXT)(True)["left"] == 0
-    )
+    assert plugin.compat.build_worker_report()["fallbacks"] == []
+    assert getattr(worker(), CAPTURE_NEXT)(True)["left"] == 0
     monkeypatch.setattr(
         plugin.compat, "find_unsupported_reason", lambda feature, load=None: f"{feature} is gone."
     )
