@@ -31,11 +31,12 @@ OURS = ("--scheduler", "skip-join-mlfq")
             "--kv-transfer-config cannot be combined with --scheduler skip-join-mlfq",
         ),
         ((*OURS, "--", "--scheduler-cls", "x.Y"), "--scheduler-cls cannot be combined"),
+        (("--ready-timeout", "nan"), "nan is not above 0"),
         ((*OURS, "--oldest-share", "2"), "--oldest-share must be at least 0, at most 1, found 2.0"),
         (("--alpha", "1"), "cannot use --alpha with fcfs, which accepts only --batch;"),
     ],
 )
-def test_a_scheduler_that_cannot_be_is_refused(arguments: tuple[str, ...], words: str, run: Run) -> None:
+def test_an_impossible_option_is_refused(arguments: tuple[str, ...], words: str, run: Run) -> None:
     said = run("serve", "no-such-model", *arguments, code=2).stderr
     assert words in " ".join(said.split())
 
