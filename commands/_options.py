@@ -65,8 +65,18 @@ OnMissing = Annotated[
         help="If there is no matching bundle: fail, or start stock vLLM with a warning.",
     ),
 ]
+
+
+def require_positive(seconds: float | None) -> float | None:
+    """Return the value of an option. Raises BadParameter if it is not above 0."""
+    if seconds is not None and not seconds > 0:
+        raise typer.BadParameter(f"{seconds:g} is not above 0")
+    return seconds
+
+
 READY_TIMEOUT = typer.Option(
     "--ready-timeout",
+    callback=require_positive,
     metavar="SECONDS",
     help="Maximum duration of a start, in seconds; a longer start fails.",
 )

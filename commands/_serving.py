@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from coldstart.commands._options import Common
+from coldstart.commands._options import Common, require_positive
 from coldstart.commands._output import format_table
 
 from coldstart.contract import environment
@@ -54,19 +54,11 @@ Port = Annotated[
         help="Port to listen on; 0 selects a free port; default: 8000.",
     ),
 ]
-
-
-def _require_positive(seconds: float | None) -> float | None:
-    if seconds is not None and not seconds > 0:
-        raise typer.BadParameter(f"{seconds:g} is not above 0")
-    return seconds
-
-
 ReadyTimeout = Annotated[
     float | None,
     typer.Option(
         "--ready-timeout",
-        callback=_require_positive,
+        callback=require_positive,
         metavar="SECONDS",
         help="Abort a start that takes longer than this many seconds; default: no limit.",
     ),

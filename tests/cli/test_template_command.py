@@ -38,6 +38,7 @@ def test_freeze_fails_without_criu(run: Run, home: Path, monkeypatch: pytest.Mon
     said = run("template", "freeze", code=1).stderr
     assert "/nonexistent/criu was not found" in said and "coldstart doctor" in said
     assert not Cache.at().runtimes.exists()
+    assert "nan is not above 0" in run("template", "freeze", "--ready-timeout", "nan", code=2).stderr
 
 
 def test_status_lists_image_with_its_defect(run: Run, image: Path) -> None:

@@ -19,10 +19,8 @@ if sys.argv[1:]:
     package_scans.reuse_scans()
 import transformers, transformers.models
 from transformers.utils import import_utils as utils
-lists = [
-    (module._class_to_module, {name: sorted(lacking) for name, lacking in module._object_missing_backend.items()})
-    for module in (transformers, transformers.models)
-]
+named = transformers, transformers.models
+lists = [(one._class_to_module, {n: sorted(of) for n, of in one._object_missing_backend.items()}) for one in named]
 print(json.dumps([utils.create_import_structure_from_path.cache_info().misses, lists, utils.PACKAGE_DISTRIBUTION_MAPPING]))
 """
 
