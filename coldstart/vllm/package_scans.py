@@ -46,14 +46,14 @@ def _reuse_names(module: Any) -> None:
         ]
 
     def define(module_path: Any, prefix: str | None = None) -> Any:
-        if Path(module_path) not in (models, models / "__init__.py"):
-            return scan(module_path, prefix)  # one model
-        known = _reuse(models, lambda: _list_sources(models), _Names, scan_models)
         start = "" if prefix is None else f"{prefix}."
-        return {
-            frozenset(needed): {f"{start}{name}": set(names) for name, names in each.items()}
-            for needed, each in known
-        }
+        if Path(module_path) in (models, models / "__init__.py"):
+            with suppress(AttributeError, TypeError):  # a release that returns something else
+                return {
+                    frozenset(needed): {f"{start}{name}": set(names) for name, names in each.items()}
+                    for needed, each in _reuse(models, lambda: _list_sources(models), _Names, scan_models)
+                }
+        return scan(module_path, prefix)
 
     module.define_import_structure = define
 
