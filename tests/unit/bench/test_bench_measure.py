@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from support.fake_launcher import FakeLauncher as Fake
 from coldstart.bench import compare, facts, measure
 from coldstart.bench.measure import RunSettings
 from coldstart.bench.result import SCHEMA_VERSION
-from coldstart.bench.stats import paired_ratio, ratio_interval
+from coldstart.bench.stats import paired_ratio, ratio_interval, summarize
 from coldstart.errors import CommandFailedError, UsageError
+from coldstart.system.proc import processes
 from coldstart.system.timeline import Span
 from coldstart.validate import launch
 from coldstart.vllm import counting
@@ -53,6 +55,12 @@ def test_readiness_must_be_reported(
     monkeypatch.setattr(launch, "READY_FILE_TIMEOUT_S", 0.2)
     with pytest.raises(CommandFailedError, match="cannot be verified"):
         measure.run(Fake("fresh", "unready"), tmp_path / "r", settings, 0)
+
+
+def test_exited_process_has_no_memory() -> None:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    assert processes.measure_pss_bytes([process.pid]) == 0
 
 
 def span(name: str, start_s: float, end_s: float) -> Span:
@@ -146,6 +154,12 @@ def test_load_refuses_a_file_that_is_not_a_baseline(tmp_path: Path, text: str) -
 
 
 seconds = st.floats(0.1, 100)
+
+
+def test_summarize_returns_median_and_range() -> None:
+    assert summarize([3, 1, 2]) == {"median": 2, "min": 1, "max": 3, "n": 3}
+    with pytest.raises(ValueError, match="empty list of samples"):
+        summarize([])
 
 
 def test_a_paired_ratio_cancels_what_rounds_share() -> None:

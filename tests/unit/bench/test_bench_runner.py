@@ -50,6 +50,7 @@ def test_bench_reports_all_modes(settings: RunSettings, tmp_path: Path) -> None:
         past = document["modes"][mode]["steady"]
         assert past["latency_s"]["n"] == 2 and past["throughput_ratio"]["ratio"] > 0
     assert document["modes"]["vllm-cold"]["steady"] is None
+    assert document["modes"]["vllm-warm"]["ratio"] == 1
     assert document["modes"]["vllm-warm"]["steady"]["latency_ratio"]["ratio"] == 1
     assert document["modes"]["fresh"]["fast_path"] == {"compile": True}
     assert document["model"] == "tiny"
@@ -148,6 +149,7 @@ def test_every_mode_of_coldstart_serves_the_same_arguments(tmp_path: Path, mode:
     assert argv[argv.index("--ready-file") + 1] == str(run.ready_file)
     assert argv[-3:] == ["--", "--max-model-len", "256"]
     assert command.environment["XDG_RUNTIME_DIR"] == str(tmp_path / "run")
+    assert launcher.writes_ready_file
 
 
 def test_warm_starts_and_the_first_cold_one_share_their_caches(tmp_path: Path) -> None:

@@ -250,6 +250,8 @@ def test_request_without_a_model_goes_to_the_default_model() -> None:
     assert (getattr(route(None), "model", None), route("")) == ("b", None)
     with pytest.raises(UsageError, match="default_model: unknown model 'c'"):
         configuration.parse({**table, "default_model": "c"})
+    with pytest.raises(UsageError, match="default_model: expected `str`"):
+        configuration.parse({**table, "default_model": 3})
 
 
 def test_progress_follows_the_start_time_of_the_model() -> None:
