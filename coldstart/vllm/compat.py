@@ -24,11 +24,10 @@ Feature = Literal[
 ]  # fmt: skip
 Versions = tuple[tuple[int, int], tuple[int, int]]
 
-_NOT_0_33: tuple[Feature, ...] = ("compile", "scheduler", "standby", "headless")
 CHECKED_VERSIONS: dict[Feature, Versions] = {
-    **dict.fromkeys(_NOT_0_33, ((0, 31), (0, 33))),
+    "graphs": ((0, 32), (0, 33)),
     **dict.fromkeys(
-        ("graphs", "deferred-capture", "late-interaction", "handover", "sharing", "sleep"), ((0, 32), (0, 33))
+        ("deferred-capture", "late-interaction", "handover", "sharing", "sleep"), ((0, 32), (0, 34))
     ),
 }
 """Range of vLLM versions that each feature was tested with, if it is smaller than the supported range."""
