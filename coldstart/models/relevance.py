@@ -31,6 +31,7 @@ _SERVER = """
     logprobs_mode stream_interval allowed_local_media_path allowed_media_domains io_processor_plugin
     enable_scale_out data_parallel_supervisor_port dp_supervisor_probe_interval_s
     dp_supervisor_probe_timeout_s dp_supervisor_probe_failure_threshold structured_outputs_config
+    reasoning_effort_map
 """
 _LOGS = """
     log_level log_config_file logging_config uvicorn_log_level disable_uvicorn_access_log
@@ -39,7 +40,7 @@ _LOGS = """
     collect_detailed_traces show_hidden_metrics_for_version kv_cache_metrics kv_cache_metrics_sample
     cudagraph_metrics custom_histogram_buckets per_request_spec_decode_metrics enable_mfu_metrics
     enable_logging_iteration_details enable_layerwise_nvtx_tracing jit_monitor_mode jit_monitor_verbose
-    profiler_config use_tqdm_on_load fail_on_environ_validation kv_events_config
+    profiler_config watchdog_config use_tqdm_on_load fail_on_environ_validation kv_events_config
 """
 # How processes find each other, file locations, and the transport of weights and KV, but not their content.
 _TRANSPORT = """

@@ -98,6 +98,7 @@ def incompatible(connector: str | None = None, **changes: object) -> SimpleNames
         ({}, None),
         ({"policy": "priority"}, "scheduling-policy priority"),
         ({"enable_chunked_prefill": False}, "chunked-prefill"),
+        ({"prefill_schedule_interval": 2}, "prefill-schedule-interval"),
         ({"connector": "OffloadingConnector"}, "the KV connector OffloadingConnector"),
     ],
 )

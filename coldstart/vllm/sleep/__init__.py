@@ -16,11 +16,11 @@ STAGE = "sleep"
 MODULE = "coldstart.vllm.sleep.backend"
 EXTENSION = f"{MODULE}.SleepExtension"
 """Class whose methods vLLM adds to its worker class. They pass the model to the backend."""
-OWN = "vLLM's own sleep backend is used"
+OWN = "coldstart's sleep backend is not used"
 
 
 def choose_backend(args: Namespace) -> Fallback | None:
-    """Choose this backend in the engine arguments `args`, or return the fallback to vLLM's own backend."""
+    """Choose this backend in the engine arguments `args`, or return the fallback to another backend."""
     reason = _find_reason(args)
     if reason is None:
         args.worker_extension_cls = EXTENSION
@@ -30,6 +30,9 @@ def choose_backend(args: Namespace) -> Fallback | None:
 def _find_reason(args: Namespace) -> str | None:
     if args.worker_extension_cls:
         return f"--worker-extension-cls is already set to {args.worker_extension_cls}"
+    # "cumem" is the default; before 0.33 vLLM has no such argument.
+    if (backend := getattr(args, "sleep_mode_backend", "cumem")) != "cumem":
+        return f"--sleep-mode-backend is already set to {backend}"
     if getattr(args, "sleep_mode_offload_cudagraph", False):
         return "only vLLM's backend implements --sleep-mode-offload-cudagraph"
     backends: list[Any] = []

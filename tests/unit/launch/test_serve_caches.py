@@ -150,8 +150,11 @@ def test_vllms_own_look_up_finds_the_artifact_under_its_own_hash(
     assert found.data == b"artifact" and found.finalized
     assert (path.parents[1] / "inductor_cache" / "xy" / "kernel.py").read_text() == "k"
     assert (held.loaded_count, held.compile_reasons) == (1, [])
+    caches_only = compiled.AotArtifacts(tmp_path / "none")
+    assert caches_only.compile_reasons == []
     # PyTorch before 2.12 compiles after it has loaded an artifact.
     monkeypatch.setattr(compilation_counter, "num_inductor_compiles", 3)
+    assert caches_only.compile_reasons == ["vLLM requested no ahead-of-time artifact"]
     (reason,) = held.compile_reasons
     assert reason == "vLLM loaded the artifact and compiled 3 graphs again: it contains no kernels for them"
 

@@ -181,7 +181,8 @@ def _runner() -> Any:
     return runner
 
 
-def test_the_first_model_runner_is_refused() -> None:
+def test_the_first_model_runner_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hooks.compat, "CHECKED_VERSIONS", {})
     runner = _runner()
     del runner.cudagraph_manager
     with pytest.raises(GraphRefusedError, match="model runner V1"):

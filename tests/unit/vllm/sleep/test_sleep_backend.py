@@ -4,6 +4,7 @@ import ctypes
 import itertools
 import os
 import signal
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from test_sleep_device import SIZE, Driver
 
 from coldstart.graphs.errors import DriverError
+from coldstart.vllm import sleep
 from coldstart.vllm.sleep.memory import ArenaPool
 
 torch = pytest.importorskip("torch")
@@ -57,6 +59,17 @@ class Engine:
 @pytest.fixture
 def arenas(tmp_path: Path) -> ArenaPool:
     return ArenaPool(tmp_path, 1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [("worker_extension_cls", "a.B"), ("sleep_mode_backend", "nixl"), ("sleep_mode_offload_cudagraph", True)],
+)
+def test_arguments_that_exclude_the_backend_are_named(argument: str, value: object) -> None:
+    args = Namespace(**{"worker_extension_cls": "", "sleep_mode_backend": "cumem"} | {argument: value})
+    fallback = sleep.choose_backend(args)
+    assert fallback is not None and f"--{argument.replace('_', '-')}" in fallback.reason
+    assert args.worker_extension_cls != sleep.EXTENSION
 
 
 def test_level_1_copies_the_weights_once(arenas: ArenaPool) -> None:
