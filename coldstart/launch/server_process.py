@@ -354,8 +354,7 @@ def _explain_exit(code: int, cause: StartFailure | None) -> ServerExitedError:
     else:
         ended = f"the server {exits.describe_exit(code)} before it was ready"
         because = "" if exits.is_killed(code) else "; its log contains the reason"
-        died = ServerExitedError(
-            f"{ended}: {cause.message}" if cause else ended + because, hint=probes.find_full_directory()
-        )
+        hint = probes.find_full_directory() or (cause.hint if cause else None)
+        died = ServerExitedError(f"{ended}: {cause.message}" if cause else ended + because, hint=hint)
     died.code = code
     return died

@@ -30,8 +30,9 @@ def serve(plan, is_imported=False):  # type: ignore[no-untyped-def]
     if behaviour == "dies":
         sys.stderr.write("no memory for the engine\n")
         return 7
-    if behaviour == "dies-of":
-        fail(ValueError("no space for the KV cache"))
+    if behaviour in ("dies-of", "loses-engine"):
+        if behaviour == "dies-of":
+            fail(ValueError("no space for the KV cache"))
         fail(RuntimeError("it failed. See root cause above."))
         return 1
     if behaviour == "loses-weights" and plan.weights_from:

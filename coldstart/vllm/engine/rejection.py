@@ -87,7 +87,10 @@ class StartFailure:
     def from_error(cls, error: BaseException) -> StartFailure:
         """Return the failure that describes an error, on one line and without secrets."""
         text = secrets.redact_text(f"{type(error).__name__}: {' '.join(str(error).split())}")
-        return find_known_failure(text) or cls(text, is_consequence=_ENGINE_FAILED in text)
+        if _ENGINE_FAILED in text:
+            hint = f"read the log; if memory ran out, {_LIMIT_KV}"
+            return cls("vLLM's engine process was killed or crashed", hint, is_consequence=True)
+        return find_known_failure(text) or cls(text)
 
     def build_error(self, error_class: type[_Error]) -> _Error:
         """Return an error of `error_class` that ends the start, so that no other start mode is tried."""

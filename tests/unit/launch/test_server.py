@@ -142,12 +142,20 @@ def acknowledged(behaviour: str, log: Path, timeout: float | None = 20) -> serve
     return server_process.await_readiness(process, reader, time.monotonic(), timeout)
 
 
-def test_acknowledged_names_cause_that_the_engine_reported(fake_engine: FakeEngine, tmp_path: Path) -> None:
-    fake_engine("dies-of")
-    with pytest.raises(
-        CommandFailedError, match="before it was ready: ValueError: no space for the KV cache"
-    ):
-        acknowledged("dies-of", tmp_path / "log")
+@pytest.mark.parametrize(
+    ("behaviour", "cause", "hint"),
+    [
+        ("dies-of", "ValueError: no space for the KV cache", None),
+        ("loses-engine", "vLLM's engine process was killed or crashed", "if memory ran out"),
+    ],
+)
+def test_end_of_the_engine_has_its_cause(
+    fake_engine: FakeEngine, tmp_path: Path, behaviour: str, cause: str, hint: str | None
+) -> None:
+    fake_engine(behaviour)
+    with pytest.raises(CommandFailedError, match=f"before it was ready: {cause}") as caught:
+        acknowledged(behaviour, tmp_path / "log")
+    assert (caught.value.hint is None) if hint is None else (hint in str(caught.value.hint))
 
 
 def test_launch_fails_when_the_server_is_never_ready(fake_engine: FakeEngine, tmp_path: Path) -> None:
