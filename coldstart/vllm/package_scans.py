@@ -1,4 +1,4 @@
-"""Reuse what transformers finds in the files of installed packages each time it is imported, and spare torch reading sources.
+"""Reuse what transformers finds in the files of installed packages each time it is imported.
 
 transformers 5 reads the names that its 2,400 model files define, twice, and the file lists of all installed packages. The
 results are stored in the state directory, and are used while these files have the same sizes and times.
@@ -33,17 +33,6 @@ def reuse_scans() -> None:
         Path(sys.prefix), _list_distributions, dict[str, list[str]], scan
     )
     late.run_when_imported("transformers.utils.import_utils", _reuse_names)
-    late.run_when_imported("torch._library.utils", _read_no_sources)
-
-
-def _read_no_sources(module: Any) -> None:
-    """Replace torch's lookup of a caller's file and line, which also reads the file, for each of vLLM's operators."""
-
-    def get_source(stacklevel: int) -> str:
-        frame = sys._getframe(stacklevel)
-        return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-    module.get_source = get_source
 
 
 def _reuse_names(module: Any) -> None:

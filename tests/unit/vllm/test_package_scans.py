@@ -48,24 +48,3 @@ def test_scans_are_repeated_only_after_a_change(tmp_path: Path) -> None:
     assert read > 100 and modules["New"] == "models.llama.modeling_new" and distributions["new"] == ["new"]
     next((tmp_path / "state").rglob("models.*")).write_bytes(b"damaged")
     assert scan("reuse") == changed
-
-
-LOOK_UP = """
-import linecache
-from torch._library import utils
-original = utils.get_source
-from coldstart.vllm import package_scans
-package_scans.reuse_scans()
-linecache.clearcache()
-assert utils.get_source(1).endswith(":8") and not linecache.cache
-def compare(level):
-    ours, theirs = utils.get_source(level), original(level)
-    assert ours == theirs, (ours, theirs)
-compare(1)
-compare(2)
-"""
-
-
-def test_torch_names_the_same_caller_without_reading_its_source(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(LOOK_UP)
-    subprocess.run([sys.executable, tmp_path / "program.py"], check=True)
