@@ -16,8 +16,6 @@ from coldstart.vllm import gpu_starts
 from coldstart.vllm.graphs import kv_plan, plugin
 
 REPOSITORY, COMMIT = "org/tiny", "0123456789abcdef0123456789abcdef01234567"
-NEXT = "COLDSTART_TEST_NEXT_VLLM"
-"""Directories for PYTHONPATH with an unpacked vLLM 0.33, whose parsers are compared too."""
 
 LIMITED: dict[str, list[str]] = {
     "tensor parallel": ["-tp", "2"],
@@ -105,18 +103,13 @@ def _lines() -> dict[str, list[str]]:
     }
 
 
-@pytest.fixture(scope="module", params=["installed", "0.33"])
-def judged(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
+@pytest.fixture(scope="module")
+def judged() -> dict[str, dict[str, Any]]:
     """Return what vLLM makes of each command line."""
-    environment = dict(os.environ)
-    if request.param == "0.33":
-        if not os.environ.get(NEXT):
-            pytest.skip(f"{NEXT} names no unpacked vLLM 0.33")
-        environment["PYTHONPATH"] = os.environ[NEXT]
     lines = _lines()
     done = subprocess.run(
         [sys.executable, "-c", VLLM], input=json.dumps(list(lines.values())), capture_output=True, text=True,
-        env=environment, check=False,
+        check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     return dict(zip(lines, json.loads(done.stdout.splitlines()[-1]), strict=True))
