@@ -32,6 +32,12 @@ from coldstart.system.trust import unpacked
 from coldstart.validate.checks import check
 
 
+@pytest.fixture(autouse=True)
+def frozen(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    """Replace the directory that all tests of this user share: others unpack there meanwhile."""
+    monkeypatch.setattr(paths, "frozen_dir", lambda: home / "frozen")
+
+
 @pytest.fixture
 def store(home: Path) -> Store:
     return Store(Cache.at().bundles)
