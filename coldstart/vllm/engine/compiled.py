@@ -2,7 +2,7 @@
 
 vLLM stores the ahead-of-time compiled forward function of a module in `aot_compiled_fn`, and calls it if it is set.
 Offline, this module serializes that function with torch. Online, it deserializes the function and sets the attribute
-before the first forward pass, so neither cache keys nor paths matter. On the Inductor backend, vLLM 0.31 and 0.32 cannot
+before the first forward pass, so neither cache keys nor paths matter. On the Inductor backend, vLLM 0.31 to 0.33 cannot
 reload their own artifact (they call `finalize_loading`, which the deserialized function lacks) and compile again. This
 module does not need that method.
 """
