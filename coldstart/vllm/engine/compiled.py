@@ -218,20 +218,19 @@ class AotArtifacts:
     @property
     def compile_reasons(self) -> list[str]:
         """Return the reasons why vLLM compiled in this process although the bundle has artifacts."""
-        from vllm.compilation.counter import compilation_counter
-
         if self._misses:
             return self._misses
+        from vllm.compilation.counter import compilation_counter
+
         count = compilation_counter.num_inductor_compiles
-        if not self.loaded_count:
-            # The section may contain only caches of other compilers. vLLM 0.33 makes no artifact of a Transformers model.
-            is_missed = self._directory.is_dir() or count
-            return ["vLLM requested no ahead-of-time artifact"] if is_missed else []
-        return (
-            [f"vLLM loaded the artifact and compiled {count} graphs again: it contains no kernels for them"]
-            if count
-            else []
-        )
+        if self.loaded_count and count:
+            return [
+                f"vLLM loaded the artifact and compiled {count} graphs again: it contains no kernels for them"
+            ]
+        # The section may contain only caches of other compilers. vLLM 0.33 makes no artifact of a Transformers model.
+        if not self.loaded_count and (self._directory.is_dir() or count):
+            return ["vLLM requested no ahead-of-time artifact"]
+        return []
 
     def add_reason(self, reason: str) -> None:
         """Add a reason why vLLM compiles."""

@@ -58,7 +58,7 @@ def parser(command):
     command.subparser_init(made.add_subparsers(dest="subparser"))
     return made
 
-def judge(words):
+def parse_and_check(words):
     # As vLLM's command does for `snapshot create`.
     sys.argv = ["vllm", *words]
     create = words[:2] == ["snapshot", "create"]
@@ -80,7 +80,7 @@ def judge(words):
         return {"error": errors.getvalue()[-300:]}
 
 lines = json.load(sys.stdin)
-print("\\n" + json.dumps([judge(words) for words in lines]))
+print("\\n" + json.dumps([parse_and_check(words) for words in lines]))
 """
 
 
@@ -104,7 +104,7 @@ def _lines() -> dict[str, list[str]]:
 
 
 @pytest.fixture(scope="module")
-def judged() -> dict[str, dict[str, Any]]:
+def verdicts() -> dict[str, dict[str, Any]]:
     """Return what vLLM makes of each command line."""
     lines = _lines()
     done = subprocess.run(
@@ -116,25 +116,25 @@ def judged() -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.vllm
-def test_our_limits_are_those_of_vllm(judged: dict[str, dict[str, Any]]) -> None:
+def test_our_limits_are_those_of_vllm(verdicts: dict[str, dict[str, Any]]) -> None:
     for name, words in (LIMITED | FREE).items():
         ours = gpu_starts.find_snapshot_limit(Arguments(words), REPOSITORY, COMMIT, {})
-        assert ("error" in judged[name]) == (ours is not None) == (name in LIMITED), (
+        assert ("error" in verdicts[name]) == (ours is not None) == (name in LIMITED), (
             name,
-            judged[name],
+            verdicts[name],
             ours,
         )
         assert ours is None or all(ours)
-    assert "error" in judged["no commit"]
+    assert "error" in verdicts["no commit"]
 
 
 @pytest.mark.vllm
-def test_vllm_parses_our_command_lines(judged: dict[str, dict[str, Any]]) -> None:
+def test_vllm_parses_our_command_lines(verdicts: dict[str, dict[str, Any]]) -> None:
     for name, words in FREE.items():
         expected = {"directory": "/s", "model": REPOSITORY, "revision": COMMIT, "engine": _engine(words)}
-        assert judged[name] == expected
-    assert judged["restore"] == {"directory": "/s", "host": "127.0.0.1", "port": 9}
-    assert judged["preload"] == {"directory": "/d", "model": "/m"}
+        assert verdicts[name] == expected
+    assert verdicts["restore"] == {"directory": "/s", "host": "127.0.0.1", "port": 9}
+    assert verdicts["preload"] == {"directory": "/d", "model": "/m"}
 
 
 @pytest.mark.vllm
