@@ -28,7 +28,7 @@ from coldstart.fleet.live.state import FleetState, ModelDeployment
 from coldstart.fleet.live.status import METRIC_PREFIX, METRICS, SCHEMA_VERSION, build_status
 from coldstart.fleet.live.workers import Workers
 from coldstart.fleet.specification import FleetSettings, ServerSpec
-from coldstart.host.launches import Catalogue, Destination
+from coldstart.host.launches import Catalogue
 from coldstart.host.live.log import BackgroundTasks, Log
 from coldstart.host.live.metrics import Metrics
 from coldstart.host.live.moves import Moves
@@ -61,6 +61,7 @@ class FleetTicket(Ticket):
 class FleetControl(RequestRouter[FleetTicket]):
     """Gateway and controller of one fleet."""
 
+    ticket_type = FleetTicket
     resumes_streams = True
     stopping_reason = "the gateway is stopping"
 
@@ -82,24 +83,10 @@ class FleetControl(RequestRouter[FleetTicket]):
         self.workers = Workers(self.core, state, self.emit, self.tasks, self.log)
         self.unusable: dict[str, str] = {}
         self.moves = Moves(self._tickets, self._report_move_end, clock, self.log)
+        self._end_move = self.moves.end_move
         self._closed = False
 
     # Requests
-
-    def _admit(
-        self, route: Destination, *, is_client_request: bool = True, tries: int = 0, unsent: int = 0
-    ) -> FleetTicket:
-        ticket = self._create_ticket(FleetTicket, route, earlier_tries=tries, unsent=unsent)
-        self.emit(events.RequestArrived(ticket.ticket_id, route.model))
-        self._note_arrival(ticket, is_client_request)
-        return ticket
-
-    def end_request(self, ticket: Ticket) -> None:
-        """Remove a request that has ended, and report its end to the core."""
-        known = self._tickets.pop(ticket.ticket_id, None)
-        if known is not None:
-            self.moves.end_move(known)
-            self.emit(events.RequestEnded(ticket.ticket_id))
 
     async def readmit_request(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
         """Requeue a request after its server failed. Return its new ticket, or None if it has been retried too often.
@@ -128,9 +115,8 @@ class FleetControl(RequestRouter[FleetTicket]):
         self.log.write(
             "again", number=ticket.ticket_id, tries=ticket.earlier_tries + 1, **fields, reason=reason
         )
-        return self._admit(
-            ticket.destination, is_client_request=False, tries=ticket.earlier_tries + 1, unsent=unsent
-        )
+        tries = ticket.earlier_tries + 1
+        return self._admit(ticket.destination, is_client_request=False, earlier_tries=tries, unsent=unsent)
 
     def get_start_progress(self, model: str) -> Progress:
         """Return the start progress of a model, which is sent to waiting clients."""
@@ -154,9 +140,6 @@ class FleetControl(RequestRouter[FleetTicket]):
         for action in actions:
             self._execute(action)
         self._set_timer(self.core.deadline())
-
-    def _tick(self) -> None:
-        self.emit(events.Tick())
 
     def _update_replicas(self) -> None:
         """Add groups that have started to serve. Remove groups that have ended, and close their remaining connections."""

@@ -16,7 +16,6 @@ from coldstart.host import events, status
 from coldstart.host.configuration import HostFile, find_next_moment
 from coldstart.host.core import Core
 from coldstart.host.events import Action, Event
-from coldstart.host.launches import Destination
 from coldstart.host.live.lifecycle import STOPPING, LocalReplica, ServerLifecycle
 from coldstart.host.live.log import Log
 from coldstart.host.live.metrics import EventRecorder
@@ -96,6 +95,7 @@ LOOK_S = 0.02
 class Driver(RequestRouter[Ticket]):
     """Driver of one model host, which connects the core to requests, servers and timers."""
 
+    ticket_type = Ticket
     stopping_reason = STOPPING
 
     def __init__(
@@ -123,6 +123,7 @@ class Driver(RequestRouter[Ticket]):
             move_requests=self._move_requests,
         )
         self.moves = Moves(self._tickets, lambda _request, _moved: None, clock, self.log)
+        self._end_move = self.moves.end_move
         self._crontabs = file.crontabs
         self.schedule = PrewarmSchedule(self._prewarm, self.record.record_missed_prewarming)
         self.record.register_models(file)
@@ -131,18 +132,6 @@ class Driver(RequestRouter[Ticket]):
     def resumes_streams(self) -> bool:  # type: ignore[override]
         """Return whether a stream whose server exits continues on the next server of its model."""
         return self.core.settings.resume_streams
-
-    def _admit(self, route: Destination, *, is_client_request: bool = True, tries: int = 0) -> Ticket:
-        ticket = self._create_ticket(Ticket, route, earlier_tries=tries)
-        self.emit(events.RequestArrived(ticket.ticket_id, route.model, is_client_request))
-        self._note_arrival(ticket, is_client_request)
-        return ticket
-
-    def end_request(self, ticket: Ticket) -> None:
-        """Report to the core that a request has ended."""
-        if self._tickets.pop(ticket.ticket_id, None) is not None:
-            self.moves.end_move(ticket)
-            self.emit(events.RequestEnded(ticket.ticket_id))
 
     async def readmit_request(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
         """Admit a request again, or return None if that is unsafe.
@@ -162,7 +151,7 @@ class Driver(RequestRouter[Ticket]):
         made = len(ticket.continuation.tokens) if ticket.continuation else 0
         self.log.write("again", model=replica.name, made=made)
         self.end_request(ticket)
-        return self._admit(ticket.destination, tries=ticket.earlier_tries + 1)
+        return self._admit(ticket.destination, earlier_tries=ticket.earlier_tries + 1)
 
     async def _move_requests(self, replaced: LocalReplica, replica: LocalReplica) -> None:
         """Move the streams of a replaced server to the next one if the weights are the same, and wait until all have ended."""
@@ -217,9 +206,6 @@ class Driver(RequestRouter[Ticket]):
         for action in self.core.handle(event, self.clock()):
             self._do(action)
         self._set_timer(self.core.deadline())
-
-    def _tick(self) -> None:
-        self.emit(events.Tick())
 
     def _do(self, action: Action) -> None:
         match action:

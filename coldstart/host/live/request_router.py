@@ -15,6 +15,7 @@ from math import inf
 from typing import Any, Generic, TypeVar
 
 import coldstart
+from coldstart.host.events import RequestArrived, RequestEnded, Tick
 from coldstart.host.launches import Catalogue, Destination
 from coldstart.host.live.continuation import Continuation
 from coldstart.host.live.log import Log
@@ -124,13 +125,16 @@ T = TypeVar("T", bound=Ticket)
 class RequestRouter(ABC, Generic[T]):
     """Interface between the HTTP application and the core. It admits requests, and selects the server for each request.
 
-    `stopping_reason` is the reason for rejections once the gateway is stopping. If `resumes_streams` is set, a stream whose
-    server exited continues on another server.
+    Invariant: the core receives exactly one arrival event and one end event for each request. `stopping_reason` is the
+    reason for rejections once the gateway is stopping. If `resumes_streams` is set, a stream whose server exited continues on
+    another server. `_end_move` ends the migration of a request.
     """
 
+    ticket_type: type[T]
     metrics: Metrics
     resumes_streams: bool
     stopping_reason: str
+    _end_move: Callable[[Ticket], None]
 
     def __init__(self, catalogue: Catalogue, log: Log, clock: Callable[[], float]) -> None:
         self.catalogue, self.log, self.clock = catalogue, log, clock
@@ -155,13 +159,29 @@ class RequestRouter(ABC, Generic[T]):
             raise build_unknown_model_error(asked)
         return self._admit(route, is_client_request=is_client_request)
 
-    @abstractmethod
-    def _admit(self, route: Destination, *, is_client_request: bool) -> T:
-        """Admit a request, and report its arrival to the core."""
+    def _admit(self, route: Destination, *, is_client_request: bool = True, **members: Any) -> T:
+        """Admit a request, and report its arrival to the core. `members` are further fields of its ticket."""
+        self._number += 1
+        future: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
+        ticket = self.ticket_type(str(self._number), route, self.clock(), future, **members)
+        self._tickets[ticket.ticket_id] = ticket
+        self.emit(RequestArrived(ticket.ticket_id, route.model, is_client_request))
+        ticket.is_hit = future.done() and future.exception() is None
+        if is_client_request:
+            facts = self.facts.get_model(route.model)
+            facts.requests += 1
+            facts.hits += ticket.is_hit
+        return ticket
 
-    @abstractmethod
     def end_request(self, ticket: Ticket) -> None:
         """Report to the core that a request has ended, whether it succeeded or not."""
+        if self._tickets.pop(ticket.ticket_id, None) is not None:
+            self._end_move(ticket)
+            self.emit(RequestEnded(ticket.ticket_id))
+
+    @abstractmethod
+    def emit(self, event: RequestArrived | RequestEnded | Tick) -> None:
+        """Send an event to the core and execute the resulting actions."""
 
     @abstractmethod
     async def readmit_request(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
@@ -178,24 +198,8 @@ class RequestRouter(ABC, Generic[T]):
     def status(self) -> Mapping[str, Any]:
         """Build the document of GET /status."""
 
-    @abstractmethod
     def _tick(self) -> None:
-        pass
-
-    def _create_ticket(self, kind: type[T], route: Destination, **members: Any) -> T:
-        self._number += 1
-        future: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
-        ticket = kind(str(self._number), route, self.clock(), future, **members)
-        self._tickets[ticket.ticket_id] = ticket
-        return ticket
-
-    def _note_arrival(self, ticket: T, is_client_request: bool) -> None:
-        ticket.is_hit = ticket.granted.done() and ticket.granted.exception() is None
-        if not is_client_request:
-            return
-        facts = self.facts.get_model(ticket.destination.model)
-        facts.requests += 1
-        facts.hits += ticket.is_hit
+        self.emit(Tick())
 
     def _refuse(self, number: str, refused: AdmissionRefusedError) -> None:
         ticket = self._tickets.get(number)
