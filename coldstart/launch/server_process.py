@@ -160,8 +160,7 @@ class ForkedServer:
 
     def signal(self, number: int) -> None:
         """Send a signal to the process. Do nothing if the template has disconnected."""
-        with suppress(OSError):
-            self.connection.send({"signal": int(number)})
+        self.connection.try_send({"signal": int(number)})
 
 
 def spawn_engine_module(

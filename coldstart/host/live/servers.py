@@ -118,8 +118,7 @@ class ModelServer:
 
     def _signal(self, number: int) -> None:
         if not self.ended.done():
-            with suppress(OSError):
-                self._channel.send({"signal": int(number)})
+            self._channel.try_send({"signal": int(number)})
 
     def _look(self) -> None:
         self._loop.run_in_executor(None, self.log.truncate)

@@ -136,13 +136,9 @@ def _answered(message: Mapping[str, Any], channel: json_lines.Channel, run: Run)
         killed = exits.is_killed(getattr(error, "code", None))
         # A final error was recognized in the server's log, so the log contains no better reason.
         is_final = getattr(error, "is_final", False)
-        return _send(channel, {"failed": asdict(_describe(error)), "killed": killed, "final": is_final}, 1)
-    return _send(channel, {"exit": code}, code)
-
-
-def _send(channel: json_lines.Channel, message: Mapping[str, Any], code: int) -> int:
-    with suppress(OSError):  # the gateway has ended
-        channel.send(message)
+        channel.try_send({"failed": asdict(_describe(error)), "killed": killed, "final": is_final})
+        return 1
+    channel.try_send({"exit": code})
     return code
 
 
@@ -202,7 +198,8 @@ def supervise(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
         channel.send({"ready": secrets.redact_document(server.document() | told)})
 
     code = driver.run_server(request, _plan(request), report_ready)
-    return _send(channel, {"code": servers[0].running.process.wait()}, code)
+    channel.try_send({"code": servers[0].running.process.wait()})
+    return code
 
 
 def _request(order: StartOrder, listen: Sequence[str] = ()) -> ServeRequest:

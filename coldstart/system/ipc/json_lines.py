@@ -16,7 +16,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from coldstart.system.ipc.peers import PeerError
@@ -56,6 +56,11 @@ class Channel(AbstractContextManager["Channel"]):
         sent = self.socket.sendmsg([line], rights)
         if sent < len(line):  # sending zero bytes would fail if the peer has closed since
             self.socket.sendall(memoryview(line)[sent:])
+
+    def try_send(self, message: Mapping[str, Any]) -> None:
+        """Send a message. Ignore a peer that has disconnected, because its disconnect also ends the lease."""
+        with suppress(OSError):
+            self.send(message)
 
     def receive(self, limit: int | None = MAX_LINE) -> list[dict[str, Any]] | None:
         """Read once and return the messages that are now complete, or None at the end of the connection.

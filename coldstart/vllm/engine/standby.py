@@ -104,9 +104,8 @@ class StandbyEngine:
         with connection, suppress(PeerError):
             # A client that still sends when the connection closes would not receive the response.
             await asyncio.to_thread(connection.receive_request)
-            _tell(
-                connection,
-                {"error": "cannot start the server: the sleeping engine already runs another server"},
+            connection.try_send(
+                {"error": "cannot start the server: the sleeping engine already runs another server"}
             )
 
     async def _lend(self, connection: Channel) -> None:
@@ -119,9 +118,9 @@ class StandbyEngine:
                 plan = replace(plan, engine=replace(plan.engine, deferred=False))
                 descriptors = [connection.take_descriptor() for _ in range(5)]
             except (PeerError, ValueError, KeyError) as error:
-                _tell(connection, {"error": str(error)})
+                connection.try_send({"error": str(error)})
                 return
-            _tell(connection, {"pid": os.getpid()})
+            connection.try_send({"pid": os.getpid()})
             is_confirmed = await asyncio.to_thread(os.read, descriptors[4], 1)
             os.close(descriptors[4])
             if not is_confirmed:  # the client rejected this engine, or has disconnected
@@ -139,7 +138,7 @@ class StandbyEngine:
             # A client that starts the next server when this one has ended must find the engine parked.
             if self.parked is not None and not self.ended.is_set() and not await _park(self.parked):
                 self.ended.set()
-            _tell(connection, {"exit": code})
+            connection.try_send({"exit": code})
 
     async def _serve(self, plan: LaunchPlan, connection: Channel) -> int:
         """Run one server until its lease ends or the engine dies, and return its exit code."""
@@ -244,11 +243,6 @@ async def _park(engine: ParkedEngine) -> bool:
     if (reason := await engine.park()) is not None:
         sys.stderr.write(f"coldstart: cannot park the engine, which stays asleep: {reason}\n")
     return not engine.is_lost
-
-
-def _tell(connection: Channel, message: dict[str, Any]) -> None:
-    with suppress(OSError):  # the client may have disconnected
-        connection.send(message)
 
 
 @contextmanager

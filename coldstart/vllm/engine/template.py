@@ -17,10 +17,8 @@ import signal
 import sys
 import tempfile
 import threading
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from coldstart.contract.environment import SUPERVISOR_PID, TIMELINE_OFFSET_S
 from coldstart.contract.fallback import Fallback
@@ -196,10 +194,10 @@ class Template:
         connection.close_descriptors()
         self.servers[pid] = connection
         self.selector.register(connection, selectors.EVENT_READ, pid)
-        _tell(connection, {"pid": pid})
+        connection.try_send({"pid": pid})
 
     def _refuse(self, connection: Channel, reason: str) -> None:
-        _tell(connection, {"error": reason})
+        connection.try_send({"error": reason})
         connection.close()
 
     def _become_server(self, received: float, connection: Channel) -> None:
@@ -265,7 +263,7 @@ class Template:
             connection = self.servers.pop(pid, None)
             if connection is not None:
                 self.selector.unregister(connection)
-                _tell(connection, {"exit": os.waitstatus_to_exitcode(status)})
+                connection.try_send({"exit": os.waitstatus_to_exitcode(status)})
                 connection.close()
 
     def _end_lease(self, pid: int) -> None:
@@ -291,12 +289,6 @@ def _signal(pid: int, number: int) -> None:
         os.killpg(pid, number)
     except ProcessLookupError:
         os.kill(pid, number)  # it does not lead its process group yet; its PID is valid until it is reaped
-
-
-def _tell(connection: Channel, message: dict[str, Any]) -> None:
-    """Send a message. Ignore a client that has disconnected, because its disconnect also ends the lease."""
-    with suppress(OSError):
-        connection.send(message)
 
 
 def _continue_in_child() -> None:
