@@ -194,8 +194,9 @@ class LinkedFleet:
         self.control.moves.schedule_move(ticket, target)
 
     def moved(self, ticket: FleetTicket) -> dict[str, Any]:
-        """Return the log's line about the move of a stream; empty if it did not move."""
-        return next((one for one in self.lines("moved") if one["request"] == ticket.ticket_id), {})
+        """Return the log's line about the move of a stream, or the one with the `reason` why it did not move."""
+        lines = [*self.lines("moved"), *self.lines("not moved")]
+        return next((one for one in lines if one["request"] == ticket.ticket_id), {})
 
     def processes(self, replica: FleetReplica) -> tuple[str, list[psutil.Process]]:
         """Return the node of a server, and the processes of the server that it needs."""

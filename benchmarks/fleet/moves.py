@@ -29,6 +29,7 @@ import numpy as np
 from benchmarks.common import finish, parser
 from benchmarks.fleet.linked import Heard, LinkedFleet, linked_fleet, materialize
 from coldstart.contract.arguments import Arguments
+from coldstart.contract.handover import sign
 from coldstart.fleet.live.control import FleetReplica, FleetTicket
 from coldstart.fleet.live.state import ModelDeployment
 from coldstart.fleet.specification import Costs, FleetModel, FleetSettings, ServerSpec
@@ -95,7 +96,7 @@ async def measure_move(pair: Pair, temperature: float) -> Row:
     heard = await task
     row = {"kind": pair.kind, "prompt": len(prompt), "greedy": not temperature, "error": heard.error}
     row |= {"whole": heard.whole and heard.counted == TOKENS}
-    row |= {name: pair.fleet.moved(ticket).get(name) for name in ("made", "gap_s", "with_kv")}
+    row |= {name: pair.fleet.moved(ticket).get(name) for name in ("made", "gap_s", "with_kv", "reason")}
     return row | ({} if temperature else {"equal": heard.ids == (await pair.stream(prompt, Heard())).ids})
 
 
@@ -106,8 +107,9 @@ async def measure_cpu(pair: Pair) -> dict[str, float]:
         task, ticket, target = await pair.begin(pair.prompt(CPU_TOKENS))
         source, stream = ticket.target, ticket.continuation
         assert source is not None and stream is not None
-        kv = await pair.fleet.control.moves._hold_kv(ticket, source, target, stream)
-        assert kv is not None, pair.fleet.lines("kv not held")
+        pull = await pair.fleet.control.moves._hold_kv(ticket, source, target, stream, at_end=False)
+        assert pull is not None, pair.fleet.lines("kv not held")
+        kv = sign(target.handover_key, pull)
         before = pair.fleet.cpu_s(target)
         await pair.fleet.control.moves._complete(
             target, stream.build_warmup_request(kv if name == "loaded_s" else None), LIMIT_S

@@ -27,15 +27,17 @@ class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="pin"):
     """Request to retain the KV cache of the running request with the external ID `request`.
 
     `digest` is the digest of the first `tokens` token IDs of that request. The server rejects the message if they differ.
+    With `at_end`, the server retains what the request has when it ends, which may be after the response to this message.
     """
 
     request: str
     tokens: int
     digest: str
+    at_end: bool = False
 
 
 class Pull(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="pull"):
-    """Request to fetch the KV cache of `tokens` tokens, which the source server retains as `pin` until its lease ends.
+    """Request to fetch the KV cache of at most `tokens` tokens, which the source retains as `pin` until its lease ends.
 
     `ranks` contains the (host, port) of the source's data port for each pipeline rank. `secret` authenticates both ends
     of these connections. `shape` identifies the KV layout, which must be equal on both servers.
@@ -48,7 +50,19 @@ class Pull(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="pull"):
     ranks: tuple[tuple[str, int], ...]
 
 
-Message = Pin | Pull
+class LoadQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="query"):
+    """Query to the target server: has it loaded the KV cache that `pin` names?"""
+
+    pin: str
+
+
+class LoadResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="result"):
+    """Response to a `LoadQuery`. `loaded` is false if the transfer failed, and the target recomputed the tokens."""
+
+    loaded: bool
+
+
+Message = Pin | Pull | LoadQuery | LoadResult
 
 
 def sign(key: str, message: Message) -> dict[str, str]:

@@ -3,6 +3,7 @@
 Each token depends on all tokens before it, so that a continued stream differs from a restarted one.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -42,3 +43,13 @@ def events(body: Mapping[str, Any], name: str) -> Iterator[dict[str, Any]]:
     if (body.get("stream_options") or {}).get("include_usage"):
         usage = {"prompt_tokens": begun, "total_tokens": len(ids), "completion_tokens": left}
         yield {**head, "choices": [], "usage": usage}
+
+
+def pair_tokens(events: Iterator[dict[str, Any]], pairs: int) -> Iterator[dict[str, Any]]:
+    """Yield the first event, `pairs` events with the tokens of two, and the others."""
+    yield next(events)
+    for first, second in itertools.islice(zip(events, events, strict=False), pairs):
+        (one,), (other,) = first["choices"], second["choices"]
+        other.update({name: one[name] + other[name] for name in ("text", "token_ids")})
+        yield second
+    yield from events

@@ -132,6 +132,11 @@ class FakeServer:
         )
         if isinstance(message, handover.Pin):
             return web.json_response(self._hold(message))
+        if isinstance(message, handover.LoadQuery):
+            loaded = handover.LoadResult(not self.servers.loses_kv)
+            return web.json_response(
+                {handover.PARAMETER: handover.sign(self.env["COLDSTART_HANDOVER_KEY"], loaded)}
+            )
         prompt = body["prompt"] if "prompt" in body else body["messages"]
         self.asked.append(prompt)
         self.bodies.append(body)
@@ -181,7 +186,8 @@ class FakeServer:
             return web.json_response({"choices": [choice]}, status=self.servers.warming)
         answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await answer.prepare(request)
-        for number, event in enumerate(fake_model.events(body, f"cmpl-{id(self)}")):
+        events = fake_model.pair_tokens(fake_model.events(body, f"cmpl-{id(self)}"), self.servers.pairs)
+        for number, event in enumerate(events):
             await asyncio.sleep(self.servers.pause_s)
             if number == self.servers.break_after:
                 assert request.transport is not None
@@ -268,6 +274,8 @@ class FakeServers:
     metrics: str = ""
     hung: set[str] = field(default_factory=set)
     holds_kv: bool = False
+    loses_kv: bool = False
+    pairs: int = 0
     weights: str = "same"
 
     def order_start(self, order: StartOrder) -> FakeServer | FakeTemplate:

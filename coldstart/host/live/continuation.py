@@ -146,14 +146,19 @@ class Continuation:
         more = {name: self.document[name] for name in ("cache_salt",) if name in self.document}
         return self._one_token(self._so_far(), more | ({} if kv is None else {PARAMETER: kv}))
 
-    def build_pin_request(self, request: str, key: str) -> bytes:
+    def build_pin_request(self, request: str, key: str, *, at_end: bool = False) -> bytes:
         """Build a completion request that makes the current server retain the KV cache of this stream.
 
-        `request` is the stream's request ID at that server, whose handover key is `key`.
+        `request` is the stream's request ID at that server, whose handover key is `key`. With `at_end`, the server retains
+        what the stream has when it is stopped there.
         """
         known = [*(self.prompt or ()), *self.tokens]
-        pin = handover.Pin(request, len(known), handover.digest_tokens(known))
-        return self._one_token(known[:1], {PARAMETER: handover.sign(key, pin)})
+        pin = handover.Pin(request, len(known), handover.digest_tokens(known), at_end)
+        return self.build_message_request(key, pin)
+
+    def build_message_request(self, key: str, message: handover.Message) -> bytes:
+        """Build a completion request that brings a message to a server whose handover key is `key`."""
+        return self._one_token((self.prompt or [])[:1], {PARAMETER: handover.sign(key, message)})
 
     def _one_token(self, prompt: list[int], more: Mapping[str, Any]) -> bytes:
         asked = {"model": self.document["model"], "prompt": prompt, "max_tokens": 1, "temperature": 0}

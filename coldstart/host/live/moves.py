@@ -3,7 +3,7 @@
 A fleet migrates the streams of a pipeline or of a drained server, and a host those of a server that it replaces.
 
 The target loads the KV of the tokens generated so far while the source continues. After the source has stopped the
-stream, the target loads the KV of the last tokens along with the rest of the request. If there is no KV, the target
+stream, the target loads the KV of the tokens since then along with the rest of the request. If there is no KV, the target
 recomputes the tokens. A stream that cannot be migrated, or whose migration fails, continues at the source.
 """
 
@@ -17,6 +17,7 @@ from hashlib import blake2b
 
 from coldstart.contract import environment, handover
 from coldstart.contract.arguments import group_by_flag
+from coldstart.contract.handover import Pull
 from coldstart.host.launches import Launch
 from coldstart.host.live.continuation import Continuation
 from coldstart.host.live.log import BackgroundTasks, Log
@@ -30,6 +31,7 @@ from coldstart.vllm.handover import can_hand_over, handover_arguments
 MOVE_TIMEOUT_S = 60.0
 # The source responds in its next iteration. If a full batch delays it, the target recomputes the tokens.
 HOLD_TIMEOUT_S = 5.0
+TEXT_TIMEOUT_S, TEXT_POLL_S = 2.0, 0.005
 JSON_HEADERS = ((b"content-type", b"application/json"),)
 # Arguments that change neither the values of a KV cache nor their order. Others do, such as --max-model-len for some models
 # with long contexts.
@@ -63,9 +65,9 @@ def _identify_kv(launch: Launch) -> str:
 class Moves:
     """Stream migrations of a gateway.
 
-    `moved_count` migrations succeeded, `moved_with_kv` of them with the KV cache, and `failed_count` failed. `tickets` maps
-    request numbers to the open requests. `ended` is called after each migration with the request number and whether it
-    succeeded.
+    `moved_count` migrations succeeded, and `failed_count` failed. In `moved_with_kv` of the former, the target loaded the KV
+    cache. `tickets` maps request numbers to the open requests. `ended` is called after each migration with the request
+    number and whether it succeeded.
     """
 
     def __init__(
@@ -99,7 +101,8 @@ class Moves:
                 "not moved", request=ticket.ticket_id, reason="another server cannot resume the stream"
             )
             return False
-        kv = await self._hold_kv(ticket, source, target, stream)
+        pull = await self._hold_kv(ticket, source, target, stream, at_end=False)
+        kv = None if pull is None else handover.sign(target.handover_key, pull)
         if (
             stream.prompt is not None
             and await self._complete(target, stream.build_warmup_request(kv), MOVE_TIMEOUT_S) is None
@@ -107,11 +110,17 @@ class Moves:
             return self._record_failed_move(
                 ticket, "the new server did not prefill the tokens generated so far"
             )
-        if kv is not None:
-            kv = await self._hold_kv(ticket, source, target, stream)
-        if not self._is_open(ticket) or stream.finished or not stream.is_resumable:
+        if pull is not None:
+            pull = await self._hold_kv(ticket, source, target, stream, at_end=True)
+        # A sampled stream cannot stop between tokens that arrived together, whose text is not that of one token each.
+        patience = self._clock() + TEXT_TIMEOUT_S
+        while not (stream.finished or stream.is_resumable) and self._clock() < patience:
+            await asyncio.sleep(TEXT_POLL_S)
+        if not self._is_open(ticket) or stream.finished:
             return False
-        stream.kv = kv
+        if not stream.is_resumable:
+            return self._record_failed_move(ticket, "the client already has part of the text that comes next")
+        stream.kv = None if pull is None else handover.sign(target.handover_key, pull)
         generated, stopped_s = len(stream.tokens), self._clock()
         settled: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         ticket.move = MovingStream(target, settled)
@@ -123,12 +132,18 @@ class Moves:
         ticket.move = None
         if settled.result():
             self.moved_count += 1
-            self.moved_with_kv += kv is not None
             gap = round(self._clock() - stopped_s, 4)
-            self._log.write(
-                "moved", request=ticket.ticket_id, made=generated, gap_s=gap, with_kv=kv is not None
-            )
+            with_kv = pull is not None and await self._has_loaded(target, stream, pull)
+            self.moved_with_kv += with_kv
+            self._log.write("moved", request=ticket.ticket_id, made=generated, gap_s=gap, with_kv=with_kv)
         return settled.result()
+
+    async def _has_loaded(self, target: Replica, stream: Continuation, pull: Pull) -> bool:
+        """Return whether the target has loaded the KV that it was sent for, and has not computed it again."""
+        query = stream.build_message_request(target.handover_key, handover.LoadQuery(pull.pin))
+        response = await self._complete(target, query, HOLD_TIMEOUT_S)
+        message, _ = _decode(target.handover_key, response)
+        return isinstance(message, handover.LoadResult) and message.loaded
 
     def _record_failed_move(self, ticket: Ticket, reason: str) -> bool:
         self.failed_count += 1
@@ -136,20 +151,17 @@ class Moves:
         return False
 
     async def _hold_kv(
-        self, ticket: Ticket, source: Replica, target: Replica, stream: Continuation
-    ) -> dict[str, str] | None:
-        """Make the source retain the stream's KV. Return the transfer parameters for the target, or None if this fails."""
+        self, ticket: Ticket, source: Replica, target: Replica, stream: Continuation, *, at_end: bool
+    ) -> Pull | None:
+        """Make the source retain the stream's KV, now or when it ends there. Return None if it does not."""
         if stream.prompt is None or not (source.handover_key and target.handover_key):
             return None
-        body = stream.build_pin_request(ticket.request_id, source.handover_key)
+        body = stream.build_pin_request(ticket.request_id, source.handover_key, at_end=at_end)
         response = await self._complete(source, body, HOLD_TIMEOUT_S)
-        reason = "the server did not retain the KV"
-        try:
-            given = json.loads(response or b"{}").get(handover.PARAMETER)
-            if (pull := handover.verify_and_decode(source.handover_key, given)) is not None:
-                return handover.sign(target.handover_key, pull)
-        except (ValueError, AttributeError) as error:
-            reason = str(error)
+        message, reason = _decode(source.handover_key, response)
+        if isinstance(message, Pull):
+            return message
+        reason = reason or "the server did not retain the KV"
         self._log.write("kv not held", request=ticket.ticket_id, reason=reason)
         return None
 
@@ -185,3 +197,11 @@ class Moves:
     def close(self) -> None:
         """Cancel all migrations."""
         self._tasks.cancel()
+
+
+def _decode(key: str, response: bytes | None) -> tuple[handover.Message | None, str]:
+    """Return the handover message in a server's response, or None and the reason why it has no valid one."""
+    try:
+        return handover.verify_and_decode(key, json.loads(response or b"{}").get(handover.PARAMETER)), ""
+    except (ValueError, AttributeError) as error:
+        return None, str(error)

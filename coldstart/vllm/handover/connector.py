@@ -1,9 +1,9 @@
 """vLLM KV connector that moves a running request together with its KV to another server (ParaServe, section 6.2).
 
 The source server pins the KV blocks of the request and continues to generate, while the target server copies the blocks.
-The target receives the request as a prompt, and vLLM loads the KV of that prompt through this connector. Tokens that the
-source has generated in the meantime are prefilled normally. The gateway sends all handover messages
-(coldstart.contract.handover).
+When the gateway ends the request at the source, the source pins the rest, too. The target receives the request as a
+prompt, and vLLM loads the KV of all its tokens but the last through this connector. The target computes only that token,
+as the source would have. The gateway sends all handover messages (coldstart.contract.handover).
 
 Invariants: a pinned block is not freed before its lease ends, and is freed in the first iteration after that. A worker
 sends pinned blocks only after every earlier iteration has ended on its device, so their KV is complete. A failed transfer is
@@ -16,6 +16,7 @@ import hashlib
 import secrets
 import threading
 import time
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import is_full_attention_spec
 
 from coldstart.contract import environment, handover
-from coldstart.contract.handover import HandoverError, Pin, Pull
+from coldstart.contract.handover import HandoverError, LoadQuery, LoadResult, Message, Pin, Pull
 from coldstart.vllm.handover.blocks import KvBlocks
 from coldstart.vllm.handover.staging import create_staging
 from coldstart.vllm.handover.wire import BlockQuery, DataPort, Layers, TransferError, fetch_layers
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
 log = init_logger("vllm.coldstart.handover")
@@ -58,6 +60,15 @@ class HeldBlocks:
 
     secret: str
     blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitedEnd:
+    """Request whose blocks are to be pinned as `pin` if it ends by `until`, in seconds of the monotonic clock."""
+
+    pin: str
+    secret: str
+    until: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +109,13 @@ class HandoverScheduler:
         self.manager: KVCacheManager | None = None
         self._requests: dict[str, Request] = {}
         self._pulls: dict[str, Pull] = {}
-        self._answers: dict[str, Pull] = {}
+        self._answers: dict[str, Message] = {}
         self._held: dict[str, tuple[list[KVCacheBlock], float]] = {}
+        self._awaited: dict[str, AwaitedEnd] = {}
+        self._loads: dict[str, KvLoad] = {}
+        self._failed_loads: set[str] = set()
+        # Whether the KV was loaded, by pin.
+        self._results: dict[str, bool] = {}
         self._step = HandoverMetadata()
 
     def add_request(self, request: Request) -> None:
@@ -110,6 +126,8 @@ class HandoverScheduler:
                 self._pulls[request.request_id] = self._accept(message)
             elif isinstance(message, Pin):
                 self._answers[request.request_id] = self._hold(message)
+            elif isinstance(message, LoadQuery):
+                self._answers[request.request_id] = LoadResult(self._results.get(message.pin, False))
         except HandoverError as error:
             log.warning("cannot hand over the KV of a request: %s", error)
         # vLLM interprets these parameters itself for other connectors.
@@ -124,28 +142,41 @@ class HandoverScheduler:
         return pull
 
     def _hold(self, pin: Pin) -> Pull:
-        assert self.manager is not None
         if not self._movable or not self.ports:
             raise HandoverError("cannot send the KV of a request: this server does not support KV transfers")
-        if len(self._held) >= MAX_PINS:
+        if len(self._held) + len(self._awaited) >= MAX_PINS:
             raise HandoverError(f"cannot retain the KV of another request: the limit is {MAX_PINS} requests")
         request = self._find(pin.request)
-        tokens = min(request.num_computed_tokens, request.num_tokens, pin.tokens)
-        if tokens <= 0:
-            raise HandoverError(f"cannot retain the KV of request {pin.request}: the request has no KV yet")
         if handover.digest_tokens(request.all_token_ids[: pin.tokens]) != pin.digest:
             raise HandoverError(
                 f"cannot retain the KV of {pin.request}: its tokens differ from the gateway's"
             )
+        name, secret = secrets.token_hex(16), secrets.token_hex(32)
+        if pin.at_end:
+            self._awaited[request.request_id] = AwaitedEnd(name, secret, time.monotonic() + LEASE_S)
+            tokens = request.num_prompt_tokens + request.max_tokens
+        else:
+            tokens = min(request.num_computed_tokens, request.num_tokens, pin.tokens)
+            self._retain(request, tokens, name, secret)
+        return Pull(name, secret, tokens, self._shape, self.ports)
+
+    def _retain(self, request: Request, tokens: int, name: str, secret: str) -> None:
+        """Pin the blocks with the KV of the first `tokens` tokens, and announce the pin to the workers.
+
+        Raises:
+            HandoverError: The request has no KV, or no longer has it.
+        """
+        assert self.manager is not None
         count = -(-tokens // self._block_size)
         blocks = list(self.manager.get_blocks(request.request_id).blocks[0])[:count]
-        if len(blocks) < count:
-            raise HandoverError(f"cannot retain the KV of request {pin.request}: the request was preempted")
+        if not blocks:
+            number = request.request_id
+            raise HandoverError(
+                f"cannot retain the KV of request {number}: it has none yet, or was preempted"
+            )
         self.manager.block_pool.touch(blocks)
-        name, secret = secrets.token_hex(16), secrets.token_hex(32)
         self._held[name] = blocks, time.monotonic() + LEASE_S
         self._step.pinned[name] = HeldBlocks(secret, tuple(block.block_id for block in blocks))
-        return Pull(name, secret, tokens, self._shape, self.ports)
 
     def _find(self, name: str) -> Request:
         """Return the running request that has this client-side ID, to which vLLM adds a prefix, an index and random digits."""
@@ -160,23 +191,51 @@ class HandoverScheduler:
         return found[0]
 
     def count_loadable_tokens(self, request: Request, computed_tokens: int) -> int:
-        """Return the number of tokens whose KV can be loaded beyond the `computed_tokens` in the local prefix cache."""
+        """Return the number of tokens whose KV can be loaded beyond the `computed_tokens` in the local prefix cache.
+
+        The KV of the last token is not among them: vLLM computes this token in any case, and the source may not have done so.
+        """
         pull = self._pulls.get(request.request_id)
-        return max(0, min(pull.tokens, request.num_tokens) - computed_tokens) if pull else 0
+        return max(0, min(pull.tokens, request.num_tokens - 1) - computed_tokens) if pull else 0
 
     def plan_load(self, request: Request, blocks: KVCacheBlocks, loaded_tokens: int) -> None:
         """Plan to load the KV of `loaded_tokens` tokens beyond the local prefix cache into allocated blocks."""
         pull = self._pulls.pop(request.request_id, None)
-        if pull is None or loaded_tokens <= 0:
+        if pull is None:
             return
-        end = min(pull.tokens, request.num_tokens)
+        if loaded_tokens <= 0:
+            self._record(pull.pin, loaded=True)  # the local prefix cache has all of it
+            return
+        end = min(pull.tokens, request.num_tokens - 1)
         skip = (end - loaded_tokens) // self._block_size
         chosen = blocks.get_block_ids()[0][skip : -(-end // self._block_size)]
-        self._step.loads.append(KvLoad(request.request_id, pull, skip, tuple(chosen)))
+        load = KvLoad(request.request_id, pull, skip, tuple(chosen))
+        self._step.loads.append(load)
+        self._loads[request.request_id] = load
+
+    def record_results(self, finished: Iterable[str], invalid_blocks: Collection[int]) -> None:
+        """Record which loads have finished, and which have failed because some of their blocks are invalid."""
+        for number, load in self._loads.items():
+            if not set(load.blocks).isdisjoint(invalid_blocks):
+                self._failed_loads.add(number)
+        for number in finished:
+            if (ended := self._loads.pop(number, None)) is not None:
+                self._record(ended.pull.pin, loaded=number not in self._failed_loads)
+                self._failed_loads.discard(number)
+
+    def _record(self, pin: str, *, loaded: bool) -> None:
+        if len(self._results) >= MAX_PINS:
+            del self._results[next(iter(self._results))]
+        self._results[pin] = loaded
 
     def build_metadata(self) -> HandoverMetadata:
-        """Return the metadata for the workers' next iteration, and free the blocks of pins whose lease has ended."""
+        """Return the metadata for the workers' next iteration, and free the blocks of pins whose lease has ended.
+
+        Blocks of a request that is still to end are no longer awaited after the duration of a lease.
+        """
         now = time.monotonic()
+        for number in [number for number, awaited in self._awaited.items() if awaited.until <= now]:
+            del self._awaited[number]
         for pin in [pin for pin, (_, until) in self._held.items() if until <= now]:
             self._release(pin)
         step, self._step = self._step, HandoverMetadata()
@@ -192,6 +251,13 @@ class HandoverScheduler:
         """Remove a finished request, and return the signed handover parameters for its response, or None if it has none."""
         self._requests.pop(request.request_id, None)
         self._pulls.pop(request.request_id, None)
+        awaited = self._awaited.pop(request.request_id, None)
+        if awaited is not None:
+            tokens = min(request.num_computed_tokens, request.num_tokens)
+            try:
+                self._retain(request, tokens, awaited.pin, awaited.secret)
+            except HandoverError as error:
+                log.warning("cannot hand over the KV of a request: %s", error)
         answer = self._answers.pop(request.request_id, None)
         return None if answer is None else handover.sign(self._key, answer)
 
@@ -346,6 +412,11 @@ class KvHandoverConnector(KVConnectorBase_V1, SupportsHMA):
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> HandoverMetadata:
         assert self._scheduler is not None
         return self._scheduler.build_metadata()
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        assert self._scheduler is not None
+        finished = connector_output.finished_recving or ()
+        self._scheduler.record_results(finished, connector_output.invalid_block_ids)
 
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]

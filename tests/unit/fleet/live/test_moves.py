@@ -99,11 +99,14 @@ async def test_hundred_moved_streams_have_each_token_once(tmp_path: Path, usage:
         await wait_until(lambda: sorted(s.free[0] for s in control.core.roster.servers.values()) == [30, 40])
 
 
-@pytest.mark.parametrize("held", [True, False])
-async def test_a_stream_moves_with_its_kv_where_the_pipeline_holds_it(tmp_path: Path, held: bool) -> None:
+@pytest.mark.parametrize(("held", "lost"), [(True, False), (True, True), (False, False)])
+async def test_a_stream_moves_with_its_kv_where_the_pipeline_holds_it(
+    tmp_path: Path, held: bool, lost: bool
+) -> None:
     async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
         ranks, beside = await _pipeline(stage)
         ranks[0].servers = replace(ranks[0].servers, pause_s=0.05, holds_kv=held)
+        beside.servers = replace(beside.servers, loses_kv=lost)
         more = {"max_tokens": 300, "temperature": 0}
         moved = asyncio.create_task(stage.events("a", "stream", **more))
         facts = stage.control.facts.get_model("a")
@@ -111,17 +114,30 @@ async def test_a_stream_moves_with_its_kv_where_the_pipeline_holds_it(tmp_path: 
         beside.gate.set()
         assert _ids(await moved) == generated("stream", 300)
         moves, key = stage.control.moves, beside.env["COLDSTART_HANDOVER_KEY"]
-        assert (moves.moved_count, moves.moved_with_kv) == (1, int(held))
+        assert (moves.moved_count, moves.moved_with_kv) == (1, int(held and not lost))
         pulls = [handover.verify_and_decode(key, body.get(handover.PARAMETER)) for body in beside.bodies]
         # Once while the pipeline continues, and once for what it has computed meanwhile.
         assert [isinstance(one, handover.Pull) for one in pulls] == [held, held]
         pins = ranks[0].pins
-        assert len(pins) == 1 + held and all(pin.tokens >= len("stream") + 3 for pin in pins)
+        assert [pin.at_end for pin in pins] == [False, True][: 1 + held]
+        assert all(pin.tokens >= len("stream") + 3 for pin in pins)
         known = [*b"stream", *generated("stream", 300)][: pins[-1].tokens]
         assert pins[-1].digest == handover.digest_tokens(known)
         assert ranks[0].env["COLDSTART_HANDOVER_KEY"] != key
         text = stage.control.metrics.format_text()
-        assert f"coldstart_fleet_migrated_with_kv_total {float(held)}".encode() in text
+        assert f"coldstart_fleet_migrated_with_kv_total {float(held and not lost)}".encode() in text
+        await wait_until(lambda: all(rank.ended.done() for rank in ranks))
+
+
+async def test_sampled_stream_moves_after_tokens_that_arrived_together(tmp_path: Path) -> None:
+    async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
+        ranks, beside = await _pipeline(stage)
+        ranks[0].servers = replace(ranks[0].servers, pause_s=0.05, pairs=20)
+        moved = asyncio.create_task(stage.events("a", "s", max_tokens=100))
+        facts = stage.control.facts.get_model("a")
+        await wait_until(lambda: facts.chunks_streamed >= 3)
+        beside.gate.set()
+        assert _ids(await moved) == generated("s", 100) and stage.control.moves.moved_count == 1
         await wait_until(lambda: all(rank.ended.done() for rank in ranks))
 
 
