@@ -13,6 +13,7 @@ import functools
 import importlib
 import inspect
 import json
+import logging
 import operator
 import os
 import re
@@ -24,7 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.contract.environment import TORCHINDUCTOR_CACHE_DIR
+from coldstart.contract.fallback import Fallback
+from coldstart.vllm import compat, late
 
+log = logging.getLogger("vllm.coldstart")
 DECORATORS_MODULE = "vllm.compilation.decorators"
 """vLLM module that loads ahead-of-time artifacts."""
 INDEX = "modules.json"
@@ -271,3 +275,14 @@ class AotArtifacts:
         if len(artifacts) != 1:
             self.add_reason(f"{rank}: the bundle has {len(artifacts)} artifacts")
         return artifacts[0] if len(artifacts) == 1 else None
+
+
+def install_artifacts(directory: Path) -> None:
+    """Let vLLM load the artifacts in `directory` in this process. The worker's report has the reasons if it compiles."""
+    artifacts = AotArtifacts(directory)
+    compat.fallback_sources.append(lambda: [Fallback("compile", why) for why in artifacts.compile_reasons])
+    if reason := compat.find_unsupported_reason("aot"):
+        log.warning("vLLM compiles: %s", reason)
+        artifacts.add_reason(reason)
+    else:
+        late.run_when_imported(DECORATORS_MODULE, artifacts.wrap_loader, artifacts.add_reason)

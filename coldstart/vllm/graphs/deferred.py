@@ -19,12 +19,13 @@ from typing import Any
 
 from coldstart.contract.graphs import CAPTURE_NEXT
 from coldstart.system import timeline
+from coldstart.vllm import sleep
 from coldstart.vllm.graphs.hooks import log
 
 ALL_BEFORE = "vLLM captures all CUDA graphs before the server is ready"
 FIRST_SIZES = (1, 2, 4, 8)
-QUIET_TIMEOUT_S, POLL_S = 1.0, 0.01
-"""Maximum wait for an idle engine before each capture, and polling interval, in seconds."""
+QUIET_TIMEOUT_S, POLL_S, ASLEEP_POLL_S = 1.0, 0.01, 1.0
+"""Maximum wait for an idle engine before each capture, and polling intervals, the last for a sleeping engine, in seconds."""
 CaptureItem = tuple[Any, Any]
 """Mode and batch descriptor of one graph."""
 
@@ -104,10 +105,13 @@ class DeferredCapture:
     def capture_next(self, all_captured: bool) -> dict[str, Any]:
         """Make the last captured graph visible if all ranks captured it, else drop it and all later graphs. Capture the next.
 
-        Return `left`, the number of graphs that are not visible yet, and `error`, the reason why a capture failed.
+        Return `left`, the number of graphs that are not visible yet, and `error`, the reason why a capture failed. If the
+        engine is `asleep`, do nothing, because a capture would access unmapped memory.
         """
         if self._sizes is None:
             return {"left": 0, "error": None}
+        if sleep.is_memory_unmapped():
+            return {"left": len(self._waiting) + len(self._captured), "error": None, "asleep": True}
         for item in self._captured:
             (self._sizes.show if all_captured else self._sizes.hide)(item)
         self._captured.clear()
@@ -143,8 +147,8 @@ def split_items(items: Sequence[CaptureItem]) -> tuple[list[CaptureItem], list[C
 async def capture_remaining(engine: Any) -> None:
     """Make the workers of a serving engine capture their remaining graphs. Log errors, and never raise them.
 
-    Each capture runs between two steps. It waits for an idle engine for up to QUIET_TIMEOUT_S seconds. After a capture,
-    requests can run without captures for as long as the capture took.
+    Each capture runs between two steps. It waits for an idle engine for up to QUIET_TIMEOUT_S seconds, and for a sleeping
+    engine until it is awake. After a capture, requests can run without captures for as long as the capture took.
     """
     agreed, left = True, 1
     try:
@@ -158,7 +162,8 @@ async def capture_remaining(engine: Any) -> None:
                 # In the next call all ranks drop the graph, because all ranks must dispatch alike.
                 agreed, left = False, 1
                 log.warning("cannot capture more CUDA graphs: %s", "; ".join(errors))
-            await asyncio.sleep(time.monotonic() - began)
+            is_asleep = any("asleep" in rank for rank in ranks)
+            await asyncio.sleep(ASLEEP_POLL_S if is_asleep else time.monotonic() - began)
     except Exception as error:  # noqa: BLE001 - the server serves without the graphs, or its engine has died
         log.warning("cannot capture more CUDA graphs: %s: %s", type(error).__name__, error)
 

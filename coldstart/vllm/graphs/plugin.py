@@ -16,7 +16,6 @@ from coldstart.graphs.errors import GraphError
 from coldstart.vllm import compat, late
 from coldstart.vllm.engine import compiled
 from coldstart.vllm.graphs import deferred, kv_plan
-from coldstart.vllm.graphs.hooks import log
 
 RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
 WORKER = "vllm.v1.worker.gpu_worker"
@@ -26,7 +25,7 @@ Run = Callable[[Any, Callable[[], Any]], Any]
 def register(task: EngineTask) -> None:
     """Install the hooks for a task in this vLLM process."""
     if task.compiled:
-        _lay_compiled(compiled.AotArtifacts(task.compiled))
+        compiled.install_artifacts(task.compiled)
     if task.kv_note or task.kv_plan:
         _size_kv(task)
     if task.record or task.prove or task.restore:
@@ -98,15 +97,6 @@ def _wrapped(original: Callable[..., Any], run: Run) -> Callable[..., Any]:
         return own() if keywords.get("profile_only") else run(self, own)
 
     return capture_model
-
-
-def _lay_compiled(held: compiled.AotArtifacts) -> None:
-    compat.fallback_sources.append(lambda: [Fallback("compile", reason) for reason in held.compile_reasons])
-    if reason := compat.find_unsupported_reason("aot"):
-        log.warning("vLLM compiles: %s", reason)
-        held.add_reason(reason)
-    else:
-        late.run_when_imported(compiled.DECORATORS_MODULE, held.wrap_loader, held.add_reason)
 
 
 def _size_kv(task: EngineTask) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
 from importlib import import_module
 from typing import Any
@@ -16,6 +17,7 @@ STAGE = "sleep"
 MODULE = "coldstart.vllm.sleep.backend"
 EXTENSION = f"{MODULE}.SleepExtension"
 """Class whose methods vLLM adds to its worker class. They pass the model to the backend."""
+ALLOCATOR = "vllm.device_allocator.cumem"
 OWN = "coldstart's sleep backend is not used"
 
 
@@ -59,3 +61,10 @@ async def pop_fallbacks(engine: Any) -> list[Fallback]:
     """Return the distinct fallbacks of all workers since the last call."""
     taken = await engine.collective_rpc("coldstart_take_sleep_fallbacks")
     return [Fallback(STAGE, reason) for reason in dict.fromkeys(reason for one in taken for reason in one)]
+
+
+def is_memory_unmapped() -> bool:
+    """Return whether vLLM's allocator has unmapped GPU memory of this worker, as in each sleep of level 1 or 2."""
+    module: Any = sys.modules.get(ALLOCATOR)  # only an engine with sleep mode imports it
+    allocator = None if module is None else module.CuMemAllocator.instance
+    return allocator is not None and any(one.is_asleep for one in allocator.pointer_to_data.values())

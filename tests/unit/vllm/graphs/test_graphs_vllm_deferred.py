@@ -163,6 +163,33 @@ def test_server_captures_all_sizes_when_no_request_runs() -> None:
     assert engine.agreed == [True] * 5 and len(runner.held) == 2 * len(SIZES)
 
 
+def test_sleeping_engine_captures_nothing_until_all_its_memory_is_mapped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from vllm.device_allocator import AllocationData
+    from vllm.device_allocator.cumem import CuMemAllocator
+
+    # As after `/wake_up?tags=weights`.
+    held = {
+        tag: AllocationData((0, 1, 2, 3), tag, is_asleep=tag == "kv_cache") for tag in ("weights", "kv_cache")
+    }
+    monkeypatch.setattr(CuMemAllocator, "instance", SimpleNamespace(pointer_to_data=held))
+    monkeypatch.setattr(deferred, "ASLEEP_POLL_S", 0.02)
+    runner, deferral = Runner("FULL_DECODE_ONLY"), DeferredCapture()
+    deferral.run(runner, runner.capture_model)
+    first, engine = len(runner.order), Engine([deferral])
+
+    async def capture_and_wake() -> None:
+        capturing = asyncio.create_task(deferred.capture_remaining(engine))
+        await asyncio.sleep(0.1)
+        assert len(runner.order) == first and 1 <= len(engine.agreed) <= 6
+        held["kv_cache"].is_asleep = False
+        await capturing
+
+    asyncio.run(capture_and_wake())
+    assert len(runner.held) == len(SIZES) and runner.run(24, decode=True)[0] == "FULL"
+
+
 def test_server_survives_an_engine_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     said = list[str]()  # what the log retains depends on vLLM's settings of logging, which other tests load
     monkeypatch.setattr(deferred.log, "warning", lambda text, *_: said.append(text))
