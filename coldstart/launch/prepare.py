@@ -165,14 +165,14 @@ class _Preparation:
         return ["--kv-cache-memory-bytes", str(wanted)]
 
     def pass_kv_plans(self, data: object) -> None:
-        """Pass each GPU's KV cache size to its worker, which checks the free memory again."""
-        from coldstart.system.devices import nvml
+        """Pass each GPU's KV cache size to its worker.
+
+        Only a worker that starts compares it with the free memory. A sleeping engine was sized when it started.
+        """
         from coldstart.vllm.graphs import kv_plan
 
         try:
             plans = kv_plan.parse_plans(data)
-            for plan in plans:
-                plan.fit_to_memory(nvml.read_free_bytes(plan.rank))
         except GraphError as error:
             self.drop_section("kv", str(error))
             return

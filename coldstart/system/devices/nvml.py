@@ -53,10 +53,9 @@ def list_gpus() -> list[Gpu]:
     return read_gpu_state().devices
 
 
-def read_free_bytes(rank: int = 0) -> int | None:
-    """Return the free memory in bytes of the visible GPU with index `rank`, or None if there is no such GPU or no driver."""
-    free = read_gpu_state().free_bytes
-    return free[rank] if rank < len(free) else None
+def read_free_bytes() -> int | None:
+    """Return the free memory of the first visible GPU in bytes, or None without a GPU or a driver."""
+    return next(iter(read_gpu_state().free_bytes), None)
 
 
 def read_driver_version() -> str | None:

@@ -35,13 +35,13 @@ class KvSizePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vllm: str
     device: str
 
-    def fit_to_memory(self, free_bytes: int | None) -> int:
-        """Return the planned size minus the memory that other processes use now. If `free_bytes` is None, subtract nothing.
+    def fit_to_memory(self, free_bytes: int) -> int:
+        """Return the planned size minus the memory that other processes use now.
 
         Raises:
             GraphRefusedError: Less than MIN_SHARE of the planned size would remain.
         """
-        missing = 0 if free_bytes is None else max(0, self.free_memory_baseline - free_bytes)
+        missing = max(0, self.free_memory_baseline - free_bytes)
         size = self.kv_cache_memory_bytes - missing
         if size < MIN_SHARE * self.kv_cache_memory_bytes:
             raise GraphRefusedError(
