@@ -4,9 +4,11 @@ import json
 import os
 import struct
 import tempfile
+import threading
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,6 +67,33 @@ def test_every_tensor_and_chunk_is_hashed(sizes: list[int], chunk: int) -> None:
         assert content == tensors[tensor["name"]]
         assert tensor["digest"] == "sha256:" + sha256(content).hexdigest()
         assert tensor["shape"] == [len(content)] and tensor["dtype"] == "U8"
+
+
+class SharedHash:
+    """SHA-256 that hashes a part of a tensor of 0xff only together with all other threads."""
+
+    threads = threading.Barrier(2 * weights._FILES, timeout=20)
+
+    def __init__(self, data: bytes = b"") -> None:
+        self.own = sha256()
+        self.update(data)
+        self.hexdigest = self.own.hexdigest
+
+    def update(self, data: bytes) -> None:
+        if data.startswith(b"\xff"):
+            self.threads.wait()
+        self.own.update(data)
+
+
+def test_files_and_both_digests_of_a_long_tensor_are_hashed_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "CHUNK", 100)
+    for number in range(weights._FILES):
+        write(tmp_path / f"model-{number}.safetensors", {f"t{number}": b"\xff" * 250})
+    alone = weights.build_plan(tmp_path)
+    monkeypatch.setattr(weights, "hashlib", SimpleNamespace(sha256=SharedHash))
+    assert weights.build_plan(tmp_path) == alone and len(alone["files"]) == weights._FILES
 
 
 def test_a_change_in_place_is_seen_though_the_files_time_is_kept(tmp_path: Path) -> None:
