@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,6 +34,8 @@ CHECKED_VERSIONS: dict[Feature, Versions] = {
 """Range of vLLM versions that each feature was tested with, if it is smaller than the supported range."""
 
 log = logging.getLogger("vllm.coldstart")
+import_s: list[float] = []
+"""Age of this process, in seconds, when it had imported vLLM; 0 in a server that forks its engine, and in its forks."""
 fallbacks: list[Fallback] = []
 """Fallbacks that were recorded in this process."""
 fallback_sources: list[Callable[[], Iterable[Fallback]]] = []
@@ -62,8 +65,16 @@ def record_fallback(section: str, reason: str) -> None:
     fallbacks.append(Fallback(section, reason))
 
 
+def note_import() -> None:
+    """Record the age of this process, unless a process that has imported vLLM forked it."""
+    import psutil
+
+    if not import_s:
+        import_s.append(time.time() - psutil.Process().create_time())
+
+
 def build_worker_report() -> dict[str, Any]:
-    """Return this worker's report for its server: unused bundle sections, fallbacks and the source of the weights."""
+    """Return this worker's report for its server: unused bundle sections, fallbacks, weights and the cost of imports."""
     from coldstart.contract import fallback
     from coldstart.weights.load import ladder
 
@@ -76,6 +87,7 @@ def build_worker_report() -> dict[str, Any]:
         "fast_path": {one.stage: False for one in found},
         "fallbacks": [*fallback.encode(found), *loaded.get("fallbacks", [])],
         "load": loaded,
+        "import_s": sum(import_s),
     }
 
 

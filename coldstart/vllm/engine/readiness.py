@@ -26,20 +26,27 @@ from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.system import start_progress, timeline
 from coldstart.vllm.engine.rejection import StartFailure
 
+SPAWNED = "vLLM started the engine or a rank as a new process, which imported all in {:.1f} s; its log has the reason"
 FALLBACK_PROMPT = [1, 2, 3, 4]
 
 
 class Readiness:
     """Readiness report of one server, sent once, after the server listens and has generated one token.
 
-    `own_paths` are stages that the workers do not report, and in which coldstart's code runs if there is no fallback.
+    `own_paths` are stages that the workers do not report, and in which coldstart's code runs if there is no fallback. If
+    `is_forked`, a worker whose process, or whose engine's process, was not forked is a fallback.
     """
 
     def __init__(
-        self, plan: LaunchPlan, engine: Any, has_reporting_workers: bool, own_paths: Sequence[str] = ()
+        self,
+        plan: LaunchPlan,
+        engine: Any,
+        has_reporting_workers: bool,
+        own_paths: Sequence[str] = (),
+        is_forked: bool = False,
     ) -> None:
         self.plan, self.engine, self.has_reporting_workers = plan, engine, has_reporting_workers
-        self.own_paths = own_paths
+        self.own_paths, self.is_forked = own_paths, is_forked
         self.descriptor = take_ready_pipe()
         self.tokens: list[int] = []
         self.began = timeline.now()
@@ -90,7 +97,11 @@ class Readiness:
         task = self.plan.engine
         wanted = {"compile": task.compiled, "kv": task.kv_plan, "graphs": task.restore or task.deferred}
         requested = [section for section, is_wanted in wanted.items() if is_wanted]
-        for worker in await self._ask_workers(requested):
+        workers = await self._ask_workers(requested)
+        import_s = max((worker.get("import_s", 0.0) for worker in workers), default=0.0)
+        if self.is_forked and import_s:
+            report["fallbacks"] += fallback.encode([Fallback("engine", SPAWNED.format(import_s))])
+        for worker in workers:
             for name, taken in worker["fast_path"].items():
                 report["fast_path"][name] = taken and report["fast_path"].get(name, True)
             report["fallbacks"] += (one for one in worker["fallbacks"] if one not in report["fallbacks"])
@@ -102,12 +113,13 @@ class Readiness:
 
     async def _ask_workers(self, requested: list[str]) -> list[dict[str, Any]]:
         """Return the reports of the workers, or none if no worker has anything to report."""
-        if not self.has_reporting_workers and not requested:
+        if not (self.has_reporting_workers or self.is_forked or requested):
             return []
         try:
             reports: list[dict[str, Any]] = await self.engine.collective_rpc(WORKER_REPORT)
         except Exception as error:  # noqa: BLE001 - without the plug-in vLLM raises various errors
-            lost = [Fallback(section, f"the plug-in did not load: {error}") for section in requested]
+            reason = f"the plug-in did not load: {error}"
+            lost = [Fallback(section, reason) for section in requested or ["engine"]]
             return [
                 {"fast_path": dict.fromkeys(requested, False), "fallbacks": fallback.encode(lost), "load": {}}
             ]

@@ -34,7 +34,6 @@ from coldstart.contract.environment import (
     TRANSFORMERS_OFFLINE,
     VLLM_SERVER_DEV_MODE,
 )
-from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.system import start_progress, timeline
 from coldstart.system.proc.lifeline import die_with_parent, die_with_supervisor
@@ -47,7 +46,6 @@ from coldstart.vllm.graphs.deferred import capture_remaining
 from coldstart.vllm.scheduling import settle as scheduler
 
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
-SPAWNED = "vLLM started the engine as a new process, which imported everything again; its log has the reason"
 MODEL_RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
 
 
@@ -185,10 +183,30 @@ def create_supported_config(args: Namespace, plan: LaunchPlan) -> Any:
     return create_config(args)
 
 
+def forks_engine(args: Namespace) -> bool:
+    """Return whether the engine and its ranks are forked from this process.
+
+    On the CPU, creating the configuration forces "spawn", because OpenMP reads its settings when it is loaded. Our worker
+    applies them itself.
+    """
+    from vllm.platforms import current_platform
+
+    return args.worker_cls == components.WORKER or not current_platform.is_cpu()
+
+
+def request_fork() -> None:
+    """Make vLLM fork the processes of the engine: a spawned one repeats all imports, which takes about 10 s on a GPU.
+
+    vLLM decides again in each process that starts others, for example because CUDA is initialized there. A spawned process
+    does not inherit `import_s`, and its workers report the time that its imports took.
+    """
+    os.environ[START_METHOD] = "fork"
+    compat.import_s[:] = [0.0]
+
+
 @asynccontextmanager
 async def start_engine(args: Namespace, plan: LaunchPlan, app: EarlyApplication) -> AsyncIterator[Any]:
     """Start vLLM's engine in a forked process, build `app` meanwhile, and yield the client. Stop the engine on exit."""
-    from vllm.platforms import current_platform
     from vllm.usage.usage_lib import UsageContext
 
     with timeline.measure("configure", track="server"):
@@ -203,11 +221,8 @@ async def start_engine(args: Namespace, plan: LaunchPlan, app: EarlyApplication)
         config = create_supported_config(args, plan)
         if scheduler.drop_unsupported_scheduler(args, config, plan):
             config = create_config(args)
-    # A spawned engine or rank repeats all imports, which takes about 10 s on a GPU. On the CPU, creating the configuration
-    # forces "spawn", because OpenMP reads its settings when it is loaded. Our worker applies them itself.
-    forks = args.worker_cls == components.WORKER or not current_platform.is_cpu()
-    if forks:
-        os.environ[START_METHOD] = "fork"
+    if forks_engine(args):
+        request_fork()
     # The forked engine inherits our loggers; configuring them again would take longer than adopting a prebuilt worker.
     if config.logging_config.pylogging_config_file is None:
         compat.find_unsupported_reason("logging", lambda: configure_loggers(config.logging_config))
@@ -227,8 +242,6 @@ async def start_engine(args: Namespace, plan: LaunchPlan, app: EarlyApplication)
             aggregate_engine_logging=args.aggregate_engine_logging,
             disable_log_stats=args.disable_log_stats,
         )
-    if forks and os.environ[START_METHOD] != "fork":
-        plan.fallbacks.append(Fallback("engine", SPAWNED))
     compat.find_unsupported_reason(
         "ending", lambda: tolerate_early_exit(engine.engine_core.resources.engine_manager)
     )
@@ -303,7 +316,9 @@ async def serve(args: Namespace, plan: LaunchPlan) -> int:
         own_paths = [sleep.STAGE] if args.worker_extension_cls == sleep.EXTENSION else []
         if own_paths and (used := await sleep.manage_worker_weights(engine, str(args.model))) is not None:
             plan.fallbacks.append(used)
-        ready = Readiness(plan, engine, components.has_reporting_workers(args), own_paths)
+        # Ray starts its ranks itself.
+        is_forked = forks_engine(args) and args.distributed_executor_backend != "ray"
+        ready = Readiness(plan, engine, components.has_reporting_workers(args), own_paths, is_forked)
         if not await ready.check_canary():
             sock.close()
             return 1

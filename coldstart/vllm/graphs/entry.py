@@ -13,6 +13,7 @@ def register() -> None:
     from coldstart.contract.plan import LaunchPlan
     from coldstart.vllm import compat, late
 
+    compat.note_import()
     late.run_when_imported(
         "vllm.v1.worker.gpu_worker",  # the CPU worker is a subclass
         lambda module: setattr(module.Worker, WORKER_REPORT, lambda self: compat.build_worker_report()),

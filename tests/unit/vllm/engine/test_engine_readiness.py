@@ -14,7 +14,7 @@ import pytest
 
 from coldstart.contract.graphs import WORKER_REPORT, EngineTask
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
-from coldstart.vllm.engine.readiness import Readiness
+from coldstart.vllm.engine.readiness import SPAWNED, Readiness
 
 CANARY = {"prompt": [5, 6], "tokens": [7, 8]}
 
@@ -151,3 +151,22 @@ def test_a_requested_section_counts_as_used_when_no_worker_says_otherwise(
     )
     assert report["fast_path"] == {section: not named} and "loads" not in report
     assert report["fallbacks"] == [{"section": section, "reason": reason} for reason in named]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "is_forked", "reasons"),
+    [
+        ([12.34, 0.0], True, [SPAWNED.format(12.34)]),
+        ([0.0, 0.0], True, []),
+        ([12.34], False, []),
+        (RuntimeError("no such method"), True, ["the plug-in did not load: no such method"]),
+    ],
+)
+def test_spawned_rank_is_reported_with_the_seconds_of_its_imports(
+    read_lines: ReadLines, ranks: Any, is_forked: bool, reasons: list[str]
+) -> None:
+    given = [_answer() | {"import_s": one} for one in ranks] if isinstance(ranks, list) else ranks
+    engine = Engine(**{WORKER_REPORT: given})
+    report = _report(read_lines, Readiness(LaunchPlan([]), engine, False, is_forked=is_forked))
+    assert report["fallbacks"] == [{"section": "engine", "reason": reason} for reason in reasons]
+    assert report["fast_path"] == {}
