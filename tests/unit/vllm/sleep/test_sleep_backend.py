@@ -257,16 +257,14 @@ def test_weights_are_the_same_after_any_order_of_calls(tmp_path: Path, first: st
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_weights_are_the_same_after_a_failure_of_any_call(tmp_path: Path, more: int) -> None:
-    arenas, failures = ArenaPool(tmp_path, 4 * SIZE), 0
+    arenas = ArenaPool(tmp_path, 4 * SIZE)
     for at in range(1, 30):
         found = Device(arenas)
         found.driver.fake.fake_fail_at(at, more)
-        try:
+        with pytest.raises(DriverError):
             for _ in range(2):
                 found.backend.suspend()
                 found.backend.resume()
-        except DriverError:
-            failures += 1
         found.driver.fake.fake_fail_at(-1, 0)
         found.backend.suspend()
         found.backend.resume()
@@ -275,7 +273,6 @@ def test_weights_are_the_same_after_a_failure_of_any_call(tmp_path: Path, more: 
         found.close()
         if not more:  # a driver that fails every call cannot unpin
             assert found.driver.fake.fake_registered() == found.pinned
-    assert failures > 20
 
 
 @pytest.mark.parametrize("at", [1, 2, 4, 5, 6, 9, 12, 14])
