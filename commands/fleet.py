@@ -1,6 +1,7 @@
 """Serve models on a Ray cluster of servers behind one HTTP endpoint."""
 
 from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -154,6 +155,9 @@ def deploy(
     )
     deployment = deployments.build_deployment(launch, given, common.cache, offline=common.offline)
     _send_order(common, url, admin_key, "deploy", deployment=state.encode(deployment))
+    if isfinite(deployment.spec.ttft_s):
+        for ranks, reason in deployment.spec.unavailable.items():
+            common.out.print_note(f"no start will use {ranks} servers: {reason}")
     common.out.print_success(f"Deployed {deployment.spec.name}", then="coldstart fleet status")
 
 

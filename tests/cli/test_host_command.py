@@ -243,6 +243,11 @@ def test_commands_show_and_change_a_running_fleet(run: Run, running: tuple[str, 
         {"method": "remove", "model": "m"},
     ]
     assert "not deployed" in run("fleet", "remove", "unknown", *where, code=1).stderr
+    limits = ("--slo", "ttft=5", "--memory", "1GiB", "--start", "2", "--on-miss", "warn")
+    deployed = run("fleet", "deploy", "tiny-llama", *limits, *where).stderr
+    for ranks in (2, 3, 4):
+        command = f"coldstart materialize tiny-llama -- --pipeline-parallel-size {ranks}"
+        assert f"no start will use {ranks} servers: no bundle exists (run `{command}`)" in deployed
     run("fleet", "down", *where)
 
 
