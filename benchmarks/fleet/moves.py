@@ -146,7 +146,9 @@ async def measure_faults(pair: Pair, count: int, end_s: float) -> Row:
         await asyncio.sleep(pair.chance.uniform(0, 0.25))
         await make_fault(pair, kind, victim)
         heard = await task
-        found.update([f"{kind} of the {side}", "made", *["moved"] * bool(pair.fleet.moved(ticket))])
+        line = pair.fleet.moved(ticket)
+        found.update([f"{kind} of the {side}", "made", *["moved"] * ("gap_s" in line)])
+        found["with_kv"] += line.get("with_kv", False)
         found["lost"] += bool(heard.error) or not heard.whole
         found["differ"] += heard.ids != ids
         errors += [f"{kind} of the {side}: {heard.error}"] if heard.error else []
