@@ -249,8 +249,9 @@ def judge_moves(result: Row) -> str:
         f"- Gap {gap['median']:.3f} s (median), {gap['p95']:.3f} s (95 %), {gap['max']:.2f} s (longest); target {GAP_S} s and"
         f" {GAP_95_S} s: {holds}. Load average before: {result['load_before']:.1f}.\n"
         f"- CPU of the target for 2,000 tokens, loaded instead of computed, target {CPU_RATIO:.0%}: {loaded}.\n"
-        f"- {faults['made']} faults ({kinds}), target {FAULTS}: {judge(faults['made'] >= FAULTS)}; {faults['lost']} streams"
-        f" lost, {faults['differ']} with another token; longest wait {faults['longest_wait_s']:.1f} s.\n"
+        f"- {faults['made']} faults ({kinds}), target {FAULTS}: {judge(faults['made'] >= FAULTS)}; {faults['moved']} streams"
+        f" moved, {faults['with_kv']} with their KV; {faults['lost']} lost, {faults['differ']} with another token;"
+        f" longest wait {faults['longest_wait_s']:.1f} s.\n"
         f"- All blocks free according to vLLM {free:.1f} s after the last request at most."
     )
 
