@@ -36,15 +36,10 @@ def resolve(name: str) -> str:
     raise SystemExit(f"error: cannot run {name}: {reason}\nhint: python -m benchmarks")
 
 
-def list_benchmarks() -> str:
-    """Return one line for each benchmark: its name and the first line of its docstring."""
-    return "\n".join(f"{name:<27} {text.splitlines()[0]}" for name, text in find_benchmarks().items())
-
-
 def main(arguments: list[str]) -> None:
     """Run the benchmark that the first argument names with the other arguments."""
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(list_benchmarks())
+        print("\n".join(f"{name:<27} {text.splitlines()[0]}" for name, text in find_benchmarks().items()))
         return
     if arguments[0].startswith("papers/"):
         paper, _, number = arguments[0].partition("-")

@@ -7,26 +7,38 @@ iteration, which waits; proactive copies it beside iterations, and a job is read
 Profiles are roofline models, not measurements: an iteration reads the weights once and computes two FLOPs per parameter and
 token, devices in tensor parallel. They are set so that OPT-13B on one A100-40GB takes about 30 ms to decode, as the paper's
 limit (0.3 s) over ten.
+
+Lengths of requests: `alpaca` draws, with replacement, the token counts of the first 335 rows of the data set
+(traces/README.md). ShareGPT's conversations are not stored here: `sharegpt` draws log-normal lengths with the means that the
+vLLM paper prints in its Figure 11 (161.31 and 337.99 tokens). Their coefficients of variation are those of 500 of its first
+prompts (1.7) and of Alpaca's outputs (1.1). The real file is replayed by `coldstart trace-replay`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from math import inf
+from itertools import accumulate, islice
+from math import inf, log, sqrt
+from random import Random
 from statistics import fmean
 from typing import cast
 
-from benchmarks.papers.lengths import Sizes
+from pandas import read_csv
+
+from benchmarks.common import HERE
+from coldstart.lab.plan import generate_gamma_gaps
 from coldstart.scheduling.job import Job
 from coldstart.scheduling.mlfq import SkipJoinMlfq
 from coldstart.scheduling.profile import IterationProfile
 from coldstart.scheduling.settings import SchedulerSettings
 
 BANDWIDTH, FLOPS = 1.555e12 * 0.6, 312e12 * 0.5
-OVERHEAD_S = 2e-3
-LINK = 20e9
-GIB = 1 << 30
+OVERHEAD_S, LINK, GIB = 2e-3, 20e9, 1 << 30
+Sizes = list[tuple[int, int]]
+"""Prompt and output tokens of each request."""
+LONGEST = 2048
+"""Positions of OPT."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,3 +308,25 @@ def capacity(model: Model, sizes: Sizes, batch: int) -> float:
     profile = model.profile()
     each = (profile.prefill(prompt) + output * profile.decode(batch) / batch for prompt, output in sizes)
     return 1 / fmean(each)
+
+
+def alpaca(count: int, seed: int = 1) -> Sizes:
+    rows = read_csv(HERE / "traces" / "alpaca_lengths.csv")[["prompt", "output"]].to_numpy().tolist()
+    return Random(seed).choices([(prompt, output) for prompt, output in rows], k=count)
+
+
+def sharegpt(count: int, seed: int = 1) -> Sizes:
+    random = Random(seed)
+    drawn = ((_draw(random, 161.31, 1.7), _draw(random, 337.99, 1.1)) for _ in iter(int, 1))
+    return list(islice((one for one in drawn if sum(one) <= LONGEST), count))
+
+
+def _draw(random: Random, mean: float, cv: float) -> int:
+    spread = log(1 + cv**2)
+    return max(1, round(random.lognormvariate(log(mean) - spread / 2, sqrt(spread))))
+
+
+def arrive(sizes: Sizes, rate: float, cv: float = 1.0, seed: int = 1) -> list[tuple[float, int, int]]:
+    """Return the requests with arrivals of a gamma process: seconds, prompt, output."""
+    times = accumulate(generate_gamma_gaps(rate, cv, Random(seed)))
+    return [(time, *size) for time, size in zip(times, sizes, strict=False)]

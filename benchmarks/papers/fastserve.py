@@ -17,7 +17,6 @@ from typing import Any, cast
 
 from benchmarks.papers import Found, Rows, declare, engine, run
 from benchmarks.papers.engine import OPT_2_7B, OPT_13B, OPT_66B, OPT_175B, Engine, NaiveMlfq, Request
-from benchmarks.papers.lengths import Sizes, alpaca, arrive, sharegpt
 from coldstart.scheduling.job import Job
 from coldstart.scheduling.mlfq import SkipJoinMlfq
 from coldstart.scheduling.profile import IterationProfile
@@ -37,8 +36,8 @@ SYSTEMS: dict[str, dict[str, Any]] = {
 Judge = Callable[[Sequence[Request]], float]
 
 
-def serve(model: engine.Model, system: str, sizes: Sizes, rate: float) -> list[Request]:
-    return Engine(model, **SYSTEMS[system], batch=BATCH).run(arrive(sizes, rate))
+def serve(model: engine.Model, system: str, sizes: engine.Sizes, rate: float) -> list[Request]:
+    return Engine(model, **SYSTEMS[system], batch=BATCH).run(engine.arrive(sizes, rate))
 
 
 def mean(done: Sequence[Request]) -> float:
@@ -49,7 +48,9 @@ def p95(done: Sequence[Request]) -> float:
     return sorted(one.per_token_s for one in done)[int(0.95 * len(done))]
 
 
-def find_rates(model: engine.Model, sizes: Sizes, judge: Judge, limit: float = SLO_S) -> dict[str, float]:
+def find_rates(
+    model: engine.Model, sizes: engine.Sizes, judge: Judge, limit: float = SLO_S
+) -> dict[str, float]:
     """Return the highest rate of each system at which `judge` is within the limit, within 12 %; 0 if there is none.
 
     The rates are from 5 % of what a full batch finishes to three times that.
@@ -75,7 +76,11 @@ def compare(found: Mapping[str, float], base: str) -> str:
 
 def figure1() -> Found:
     """Share of queueing in the latency of FCFS."""
-    works = {"fixed lengths": [(128, 128)] * MANY, "Alpaca": alpaca(MANY), "ShareGPT": sharegpt(MANY)}
+    works = {
+        "fixed lengths": [(128, 128)] * MANY,
+        "Alpaca": engine.alpaca(MANY),
+        "ShareGPT": engine.sharegpt(MANY),
+    }
     paper = {"fixed lengths": (2.0, 2.0), "Alpaca": (20.3, 87.6), "ShareGPT": (39.9, 92.7)}
     rows, shares = Rows(), {}
     for (name, sizes), (at, load) in product(works.items(), enumerate((0.9, 1.0))):
@@ -157,8 +162,8 @@ def figure8() -> Found:
     """Peak KV memory of the queues over FCFS; answers of at most 20 tokens, five seconds."""
     ratios: dict[str, dict[str, float]] = {form: {} for form in FORMS}
     for batch, seed in product((16, 32, 64), range(3)):
-        short = [(prompt, min(20, output)) for prompt, output in sharegpt(600, seed)]
-        requests = [one for one in arrive(short, 64, 4, seed) if one[0] <= 5.0]
+        short = [(prompt, min(20, output)) for prompt, output in engine.sharegpt(600, seed)]
+        requests = [one for one in engine.arrive(short, 64, 4, seed) if one[0] <= 5.0]
         peaks = {}
         for name, order in {"FCFS": engine.fcfs, **FORMS}.items():
             simulated = Engine(OPT_2_7B, order, batch, kv_tokens=inf)
@@ -177,7 +182,7 @@ def figure11() -> Found:
     """Rate within 0.3 s per token, both data sets, three models."""
     rows, details = Rows(), {}
     published = {"ShareGPT": ("31.5 to 74.9x", "2 to 4x"), "Alpaca": ("9.5 to 15.8x", "1.6 to 2x")}
-    sizes = {"ShareGPT": sharegpt(COUNT), "Alpaca": alpaca(COUNT)}
+    sizes = {"ShareGPT": engine.sharegpt(COUNT), "Alpaca": engine.alpaca(COUNT)}
     for name, model in product(sizes, (OPT_13B, OPT_66B, OPT_175B)):
         found = details[f"{name}, {model.name}"] = find_rates(model, sizes[name], mean)
         for base, paper in zip(("FasterTransformer", "FCFS"), published[name], strict=True):
@@ -189,14 +194,14 @@ def figure12() -> Found:
     """Rate within 0.3 s per token for 95 % of the requests, ShareGPT."""
     rows, details = Rows(), {}
     for model, paper in (OPT_13B, "2 to 2.8x"), (OPT_66B, "2 to 2.8x"), (OPT_175B, "up to 1.5x"):
-        found = details[model.name] = find_rates(model, sharegpt(COUNT), p95)
+        found = details[model.name] = find_rates(model, engine.sharegpt(COUNT), p95)
         rows.append((f"P95 rate over FCFS, {model.name}", paper, compare(found, "FCFS")))
     return rows, {"rates": details}
 
 
 def figure13() -> Found:
     """Rate at which 95 % of the requests meet limits for both phases, as multiples of their light-load latency."""
-    sizes, details, rows = sharegpt(COUNT), {}, Rows()
+    sizes, details, rows = engine.sharegpt(COUNT), {}, Rows()
 
     def list_phases(done: Sequence[Request]) -> list[tuple[float, float]]:
         ends = [(one.first_s - one.arrival_s, one.end_s - one.first_s) for one in done]
@@ -222,7 +227,7 @@ def figure14() -> Found:
     naive = engine.mlfq(60.0, kind=NaiveMlfq)
     orders = {"FCFS": engine.fcfs, "naive MLFQ": naive, "fixed priority": engine.fixed_priority}
     paper = {"FCFS": 8.9, "naive MLFQ": 1.87, "fixed priority": 13.9}
-    drawn = sharegpt(COUNT)
+    drawn = engine.sharegpt(COUNT)
     inputs, outputs = (fmean(size[i] for size in drawn) for i in (0, 1))
     ratios: dict[str, dict[str, dict[str, float]]] = {
         f"{form}, load {load:g}": {} for form, load in product(FORMS, (1.1, 2.0))
@@ -231,7 +236,7 @@ def figure14() -> Found:
         more = (inputs + outputs) * ratio / (1 + ratio) / inputs
         less = (inputs + outputs) / (1 + ratio) / outputs
         sizes = [(max(1, round(a * more)), max(1, round(b * less))) for a, b in drawn]
-        requests = arrive(sizes, load * engine.capacity(OPT_13B, sizes, BATCH))
+        requests = engine.arrive(sizes, load * engine.capacity(OPT_13B, sizes, BATCH))
         latency = {
             name: mean(Engine(OPT_13B, order, BATCH, kv_tokens=inf).run(requests))
             for name, order in (orders | FORMS).items()
@@ -249,10 +254,10 @@ def figure14() -> Found:
 
 def figure15() -> Found:
     """Three ways of keeping KV, OPT-13B on 40 GB, over arrival rates."""
-    sizes = sharegpt(COUNT)
+    sizes = engine.sharegpt(COUNT)
     top, rows, cells = engine.capacity(OPT_13B, sizes, BATCH), Rows(), {}
     for (form, order), load in product(FORMS.items(), (0.8, 1.2, 2.0)):
-        requests = arrive(sizes, load * top)
+        requests = engine.arrive(sizes, load * top)
         done = {
             strategy: Engine(OPT_13B, order, BATCH, strategy=strategy).run(requests)
             for strategy in ("proactive", "reactive", "recompute")

@@ -1,4 +1,4 @@
-"""mCache's figures 6 to 10 and tables 2 and 3, on the bare cache with the host's policies.
+"""mCache's figures 6 to 10 and table 3, on the bare cache with the host's policies.
 
 Requests run one at a time. A request takes the loading time of its model plus E, the paper's execution and transfer,
 fitted from its Table 3 and Figure 10 at 80 %: (4.38 + E) / (1.68 + E) = 2.39. The paper's day of the Azure Functions trace of
@@ -7,7 +7,7 @@ count the number of invocations to each service in the trace and distribute them
 (e.g., 10 min)": each service has a count for each window of ten minutes, and its invocations are in random order within the
 window. "Remove services whose popularity quantile is higher than the 90th": 108 of 120 remain. How much a
 service's count changes between windows is not printed; it is a log-normal factor here (SPREAD). Sizes and loading times of
-the seven models are those of public checkpoints over a disk of 100 MB/s.
+the seven models are those of public checkpoints over a disk of 100 MB/s. LFU and ARC are those of libCacheSim.
 
 Run: python -m benchmarks papers/mcache [NUMBER...], or papers/mcache-NUMBER
 Time: ten seconds for all
@@ -17,17 +17,16 @@ Result: papers/mcache-table3.json and one for each other figure
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from functools import cache as once
 from itertools import chain
 from math import exp
 from random import Random
 from statistics import fmean
 
-from benchmarks.common import load
-from benchmarks.host.baselines import cache
 from benchmarks.papers import Found, Rows, declare, run
-from coldstart.host.policies import ModelCost
+from coldstart.host.policies import POLICIES, ModelCost
+from coldstart.host.policies.protocol import Costs, Policy, take_first
 
 SIZES_GB = {
     "ResNet50": 0.10,
@@ -49,9 +48,101 @@ PAPER3 = {
     0.8: (4.38, 2.57, 2.23, 2.01, 1.68),
 }
 BASELINES = ("lfu", "lru", "arc", "srrip")
-POLICIES = (*BASELINES, "iam", "predictive")
+COMPARED = (*BASELINES, "iam", "predictive")
 Arrivals = list[tuple[float, str]]
 """Time in seconds and model of each request."""
+
+
+class ShadowCache:
+    """Cache of metadata that must receive every request: loads take no time, and no model is in use.
+
+    `cost_s` sums the penalties of misses in seconds; `hits` counts.
+    """
+
+    def __init__(self, policy: Policy, costs: Costs, capacity: int) -> None:
+        self.policy, self.costs, self.capacity = policy, costs, capacity
+        self.resident: set[str] = set()
+        self.used = self.hits = 0
+        self.cost_s = 0.0
+
+    def request(self, model: str, now: float) -> float:
+        """Process one request; return the seconds lost, 0 on a hit. A model above the capacity is never retained."""
+        resident, cost = model in self.resident, self.costs[model]
+        self.hits += resident
+        self.policy.record_request(model, now, resident)
+        if resident:
+            return 0.0
+        self.cost_s += cost.penalty_s
+        if cost.memory <= self.capacity:
+            need = self.used + cost.memory - self.capacity
+            for victim in self.policy.choose_victims(self.resident, need, now) if need > 0 else ():
+                self.resident.remove(victim)
+                self.used -= self.costs[victim].memory
+                self.policy.record_eviction(victim, now)
+            self.resident.add(model)
+            self.used += cost.memory
+            self.policy.record_load_start(model, now)
+        return cost.penalty_s
+
+
+class SRRIP:
+    """SRRIP policy (Jaleel et al., ISCA 2010, hit priority): evicts the model with the most distant predicted use.
+
+    Predictions have two bits: 0 on a hit, the maximum minus one on a load.
+    """
+
+    def __init__(self, costs: Costs) -> None:
+        self.costs, self._last = costs, 3
+        self._prediction: dict[str, int] = {}
+
+    def record_request(self, model: str, now: float, resident: bool) -> None:
+        if resident:
+            self._prediction[model] = 0
+
+    def record_load_start(self, model: str, now: float) -> None:
+        self._prediction[model] = self._last - 1
+
+    def record_eviction(self, model: str, now: float) -> None:
+        """Age all other models as far as the victim had to age to be evicted."""
+        aged = self._last - self._prediction.pop(model, self._last)
+        if aged:
+            for other, value in self._prediction.items():
+                self._prediction[other] = min(self._last, value + aged)
+
+    def choose_victims(self, free: Collection[str], need: int, now: float) -> Sequence[str]:
+        members = set(free)
+        order = sorted((m for m in self._prediction if m in members), key=lambda m: -self._prediction[m])
+        return take_first(order, need, self.costs)
+
+
+class LibCache:
+    """Cache of libCacheSim.
+
+    Sizes are in thousandths of the capacity, because its ARC moves the target by single units.
+    """
+
+    def __init__(self, name: str, costs: Costs, capacity: int) -> None:
+        import libcachesim
+
+        self._request = libcachesim.Request()
+        self._cache = getattr(libcachesim, name.upper())(cache_size=1000, hashpower=12)
+        self._numbers = {model: number for number, model in enumerate(costs)}
+        self._sizes = {model: max(1, round(1000 * cost.memory / capacity)) for model, cost in costs.items()}
+        self.costs = costs
+
+    def request(self, model: str, now: float) -> float:
+        """Process one request; return the seconds lost, 0 on a hit."""
+        self._request.obj_id, self._request.obj_size = self._numbers[model], self._sizes[model]
+        self._request.clock_time += 1
+        return 0.0 if self._cache.get(self._request) else self.costs[model].penalty_s
+
+
+def cache(name: str, costs: Costs, capacity: int) -> ShadowCache | LibCache:
+    """Return an empty cache of `capacity` bytes: "lfu", "arc", "srrip" or a policy of the host."""
+    if name in ("lfu", "arc"):
+        return LibCache(name, costs, capacity)
+    policy = {**POLICIES, "srrip": SRRIP}[name]
+    return ShadowCache(policy(costs), costs, capacity)
 
 
 def arrivals(kind: str, seed: int) -> Arrivals:
@@ -134,7 +225,7 @@ def figure9() -> Found:
     for share in SHARES:
         hits = {
             name: fmean(fmean(lost == 0 for lost in one) for one in loads("random", share, name))
-            for name in POLICIES
+            for name in COMPARED
         }
         paper = "about 1.5" if share == 0.4 else "above 1"
         ours = hits["iam"] / max(hits[name] for name in BASELINES)
@@ -154,32 +245,19 @@ def figure10() -> Found:
     return rows, {"execution_s": E_S}
 
 
-def table2() -> Found:
-    """Loading and execution time by size of the model, measured on the CPU with real vLLM."""
-    paper = "8 to 53 times the execution (1.9 to 357 MB)"
-    rows, sizes = Rows(), load("model-sizes-cpu")["rows"]
-    for size, one in sizes.items():
-        fresh = one["modes"]["fresh"]
-        load_s, run_s = fresh["first_token_s"]["median"], fresh["phases"]["first request"]["median"]
-        shown = f"{load_s:.1f} s, {load_s / run_s:.0f} times the first request"
-        rows.append((f"loading of {size} ({one['weights_bytes'] / 2**20:.0f} MiB)", paper, shown))
-    return rows, {"from": "model-sizes-cpu.json", "measured": [one["date"] for one in sizes.values()]}
-
-
 def table3() -> Found:
     """Mean loading time, workload random, and the gain over LFU."""
     rows: Rows = []
     for share, row in PAPER3.items():
         papers = [f"{paper:.2f} s ({1 - paper / row[0]:.0%} less than LFU)" for paper in row]
         lfu = mean("random", share, "lfu")
-        for name, paper in zip(POLICIES, (*papers, "-"), strict=True):
+        for name, paper in zip(COMPARED, (*papers, "-"), strict=True):
             ours = mean("random", share, name)
             rows.append((f"{name}, {share:.0%}", paper, f"{ours:.2f} s ({1 - ours / lfu:.0%})"))
     return rows, {"spread": SPREAD, "seeds": len(SEEDS)}
 
 
-SIMULATED = declare(figure6, figure7, figure8, figure9, figure10, table3)
-EXPERIMENTS = SIMULATED | declare(table2, kind="measured")
+EXPERIMENTS = declare(figure6, figure7, figure8, figure9, figure10, table3)
 
 if __name__ == "__main__":
     run("mcache", EXPERIMENTS, sys.argv[1:])

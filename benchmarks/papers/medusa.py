@@ -1,51 +1,202 @@
-"""MEDUSA's experiments from the times that `coldstart bench` and `materialize` report; 3, 10, 11 and table 1 need a GPU.
+"""MEDUSA's experiments that need a GPU: figures 3, 10 and 11, and table 1, with random weights of Llama shapes.
 
-The times are those of the latest run of start/cold_start and start/model_sizes: run these first to measure anew. The stages of
-a start are a table of `coldstart bench`.
+In figures 10 and 11 no server runs when the first request of a trace arrives: that arrival starts it, and the client holds all
+requests until it has answered one for a token. Latencies count from the arrivals. A rehearsal takes the same steps with a tiny
+model on vLLM's CPU build, which has no CUDA graphs. The stages of a start are a table of `coldstart bench`.
 
 Run: python -m benchmarks papers/medusa [NUMBER...] [--rehearse] [--shapes 1B,7b], or papers/medusa-NUMBER
-Time: seconds, after start/cold_start (40 minutes) and start/model_sizes; on a GPU not timed yet, rehearsed in some minutes
-Result: papers/medusa-7.json and one for each other experiment; none of a rehearsal
+Time: not timed on a GPU yet, rehearsed in some minutes
+Result: papers/medusa-3.json and one for each other experiment; none of a rehearsal
 """
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
 
-from benchmarks.common import load
-from benchmarks.papers import Experiment, Found, Rows, declare, run
-from benchmarks.papers import medusa_gpu as gpu
+from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.store import Store
+from pandas import Series
+
+from benchmarks import llama
+from benchmarks.gpu.plan import REHEARSAL, VLLM_ARGS
+from benchmarks.papers import Experiment, Found, Rows, run
+from benchmarks.papers.engine import arrive, sharegpt
+from coldstart.graphs import prove, tables
+from coldstart.lab.live import VOCABULARY, Target, replay
+from coldstart.lab.plan import generate_prompt
+from coldstart.lab.records import tabulate
+from coldstart.lab.traces import TraceRequest
+from coldstart.launch.completions import CompletionClient
+from coldstart.models import inspection
+from coldstart.system.devices import nvml
+from coldstart.system.paths import Cache
+from coldstart.validate import launchers
+from coldstart.validate.launch import HOST, LaunchedServer, Launcher, run_server
+
+VLLM, EAGER, OURS = "vLLM", "vLLM without CUDA graphs", "mode fresh with graphs in the bundle"
+MODES = {VLLM: launchers.VLLM_WARM, EAGER: launchers.VLLM_EAGER}
+PROMPT, OUTPUT = 161, 338
+SPEEDUP, NODES = "up to 2.4x", {"7b": "12,518 (Llama2-7B)"}
+# Requests per second, and the paper's reduction of P99 TTFT.
+TRACES = {2.0: "50.5 % less (Llama2-7B)", 10.0: "53.0 % less (Llama2-7B)"}
+THROUGHPUT = {1.0: "-", 3.0: "-", 4.5: "43.0 % less (Llama2-7B, 4.5 requests/s served)", 6.0: "-", 8.0: "-"}
+ROUNDS, SECONDS, START_S = 3, 60.0, 600.0
+# Default models, with twice the GiB of their weights.
+SHAPES = {"1B": 4.1, "7b": 25.1}
 
 
-def figure7() -> Found:
-    """Reduction of the cold start."""
-    found, rows = load("cold-start-cpu"), Rows()
-    first = {mode: row["first_token_s"]["median"] for mode, row in found["modes"].items()}
-    base, paper = first["vllm-warm"], "34.9 % on average"
-    for mode in ("fresh", "template-runtime", "template-engine"):
-        shown = f"{1 - first[mode] / base:.1%} ({base:.1f} to {first[mode]:.2f} s)"
-        rows.append((f"cold start less than vLLM, mode {mode}", paper if mode == "fresh" else "-", shown))
-    source = {key: found[key] for key in ("date", "model", "vllm_args", "versions")}
-    return rows, {"from": "cold-start-cpu.json", **source}
+class Model:
+    """Checkpoint of random weights, and its servers. A rehearsal has short requests, one round and one rate."""
+
+    def __init__(self, shape: str, work: Path, *, rehearse: bool) -> None:
+        place = Cache.at().models / "bench-papers" / shape
+        llama.build(shape, place)
+        self.shape, self.work, self.rehearse = shape, work, rehearse
+        self.rounds, self.seconds = (1, 2.0) if rehearse else (ROUNDS, SECONDS)
+        vllm_args = tuple(REHEARSAL if rehearse else VLLM_ARGS)
+        self.subject = launchers.ModelUnderTest(str(place), str(place), vllm_args)
+        # vLLM captures each of these graphs as FULL, so that a bundle can restore all of them.
+        self.with_graphs = replace(self.subject, vllm_args=(*vllm_args, "-cc", launchers.FULL_DECODE_ONLY))
+
+    def limit(self, prompt: int, output: int) -> tuple[int, int]:
+        """Return the tokens of a prompt and of its answer."""
+        return (min(prompt, 64), min(output, 8)) if self.rehearse else (prompt, output)
+
+    def materialize(self) -> Bundle:
+        """Build the bundle with graphs. Raises CalledProcessError."""
+        options = ("--graphs", "--format", "json", *self.with_graphs.separated_vllm_args)
+        command = [*launchers.find_coldstart_command(), "materialize", self.subject.model, *options]
+        printed = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
+        return Store(Cache.at().bundles).find_by_reference(json.loads(printed)["ref"])
+
+    @contextmanager
+    def serve(self, system: str) -> Iterator[tuple[LaunchedServer, CompletionClient]]:
+        """Start a server, which has answered one request for a token when the block begins."""
+        launcher: Launcher
+        if system == OURS:
+            launcher = launchers.ServeLauncher(self.with_graphs, launchers.FRESH, self.work / "run")
+        else:
+            launcher = launchers.VllmLauncher(self.subject, self.work / "vllm", MODES[system])
+        with run_server(launcher, Path(tempfile.mkdtemp(dir=self.work)) / "start") as server:
+            client = CompletionClient(HOST, server.files.port)
+            client.await_first_token("a", deadline_s=time.monotonic() + START_S, check=server.check_alive)
+            yield server, client
+
+    def start_from_zero(self, system: str, rate: float, seed: int) -> dict[str, Any]:
+        """Start a server at the first arrival of a trace; return the TTFT of its requests, and facts about the start."""
+        sizes = [self.limit(*size) for size in sharegpt(max(2, round(rate * self.seconds)), seed)]
+        arrivals = arrive(sizes, rate, seed=seed)
+        with self.serve(system) as (server, _):
+            start_s = time.monotonic() - server.launched_s
+            began_s = arrivals[0][0] + start_s
+            rows = [TraceRequest(at - began_s, prompt, output) for at, prompt, output in arrivals]
+            done = replay(rows, Target(f"http://{HOST}:{server.files.port}", "m"), seed)
+            fallbacks = server.read_readiness().get("fallbacks")
+        frame = tabulate(done.records)
+        assert frame["ok"].all(), frame["error"].dropna().tolist()
+        served = len(frame) / (start_s + done.duration_s)
+        print(f"{self.shape}, {rate:g} requests/s, {system}: started in {start_s:.1f} s", flush=True)
+        ttft_s = frame["ttft_s"].tolist()
+        return {"ttft_s": ttft_s, "start_s": start_s, "requests_per_s": served, "fallbacks": fallbacks}
 
 
-def figure9() -> Found:
-    """Seconds of the offline phase."""
-    built = {size: row["materialize"] for size, row in load("model-sizes-cpu")["rows"].items()}
-    paper = "39.2 s on average, below a minute"
-    rows = [
-        (f"offline phase, {size}", paper, f"{sum(one['stages'].values()):.0f} s")
-        for size, one in built.items()
-    ]
-    return rows, {"from": "model-sizes-cpu.json", "stages": built}
+def declare(measure: Callable[[Sequence[Model]], Found]) -> Experiment:
+    """Return the experiment with its options: names of shapes, by default those that fit on the GPU, and a rehearsal."""
+
+    def measure_shapes(shapes: str | None, rehearse: bool) -> Found:
+        free_gib = (nvml.read_free_bytes() or 0) / 2**30
+        fitting = [shape for shape, gib in SHAPES.items() if gib < free_gib]
+        chosen = shapes.split(",") if shapes else ["tiny"] if rehearse else fitting
+        if not chosen or set(chosen) - llama.SHAPES.keys():
+            reason = f"there is no model {shapes}" if chosen else f"{free_gib:.1f} GiB of the GPU are free"
+            hint = f"--shapes 1B, of {', '.join(llama.SHAPES)}"
+            raise SystemExit(f"error: cannot choose models: {reason}\nhint: {hint}")
+        with tempfile.TemporaryDirectory(prefix="medusa-") as work:
+            return measure([Model(shape, Path(work), rehearse=rehearse) for shape in chosen])
+
+    return Experiment(measure_shapes, "measured", needs_gpu=True)
 
 
-CPU = declare(figure7, figure9, kind="measured")
-EXPERIMENTS = CPU | {
-    "3": Experiment(gpu.prepare(gpu.figure3), "measured", needs_gpu=True),
-    "10": Experiment(gpu.prepare(gpu.figure10), "measured", needs_gpu=True),
-    "11": Experiment(gpu.prepare(gpu.figure11), "measured", needs_gpu=True),
-    "table1": Experiment(gpu.prepare(gpu.table1), "measured", needs_gpu=True),
+def figure3(models: Sequence[Model]) -> Found:
+    """Decode of one request at a time with CUDA graphs over --enforce-eager, both by stock vLLM."""
+    rows, details = Rows(), {}
+    for model in models:
+        rates = {}
+        prompt, output = model.limit(PROMPT, OUTPUT)
+        tokens = generate_prompt(TraceRequest(0.0, prompt, output), 0, 0, VOCABULARY)
+        for system in (VLLM, EAGER):
+            with model.serve(system) as (_, client):
+                times = [client.complete(tokens, output).seconds for _ in range(model.rounds + 1)][1:]
+            rates[system] = output / median(times)
+        shown = f"{rates[VLLM] / rates[EAGER]:.2f}x ({rates[VLLM]:.1f} over {rates[EAGER]:.1f} tokens/s)"
+        what = f"decode with graphs over without, {model.shape}, {prompt} + {output} tokens"
+        rows.append((what, SPEEDUP, shown))
+        details[model.shape] = rates
+    return rows, {"tokens_per_s": details}
+
+
+def compare_starts(models: Sequence[Model], paper: dict[float, str]) -> Found:
+    """P99 TTFT of traces whose first request starts the server, by rate and the paper's value there."""
+    rows, details = Rows(), dict[str, Any]()
+    for model in models:
+        model.materialize()
+        for system in (VLLM, EAGER):
+            with model.serve(system):
+                pass  # fills vLLM's caches, and the page cache
+        for rate in [*paper][:1] if model.rehearse else paper:
+            of = details[f"{model.shape}, {rate:g}"] = {name: [] for name in (VLLM, EAGER, OURS)}
+            for number in range(model.rounds):
+                for name in (*[*of][number:], *[*of][:number]):
+                    of[name].append(model.start_from_zero(name, rate, number))
+            ttft_s = {name: [s for one in runs for s in one["ttft_s"]] for name, runs in of.items()}
+            p99 = {name: Series(seconds).quantile(0.99) for name, seconds in ttft_s.items()}
+            for name, runs in of.items():
+                what = f"P99 TTFT, {model.shape}, {rate:g} requests/s, {name}"
+                served = fmean(one["requests_per_s"] for one in runs)
+                less = 1 - p99[name] / p99[VLLM]
+                shown = f"{p99[name]:.2f} s, {less:.1%} less; {served:.2f} requests/s served"
+                if fallbacks := {one["section"] for run in runs for one in run["fallbacks"] or ()}:
+                    shown += f"; fallbacks: {', '.join(sorted(fallbacks))}"
+                rows.append((what, paper[rate] if name == OURS else "-", shown))
+    return rows, details
+
+
+def table1(models: Sequence[Model]) -> Found:
+    """Nodes of the CUDA graphs in the bundle of each model."""
+    rows, details = Rows(), dict[str, dict[int, int]]()
+    for model in models:
+        bundle, found = model.materialize(), dict[int, int]()
+        shown = inspection.list_missing_sections(bundle).get("graphs", "")
+        if bundle.has_section("graphs"):
+            with prove.extract_graphs(bundle) as directory:
+                section = tables.load(directory)
+            for graph in sorted(section.graphs.values(), key=lambda graph: graph.size):
+                found[graph.size] = len(graph.nodes)
+            captured = len(section.refused)
+            sizes = ", ".join(f"{size}: {count}" for size, count in found.items())
+            shown = f"{sum(found.values()):,} in {len(found)} graphs ({sizes}); {captured} more are captured at each start"
+        what = f"nodes of the graphs of {model.shape}, by batch size"
+        rows.append((what, NODES.get(model.shape, "-"), shown))
+        details[model.shape] = found
+    return rows, {"nodes_by_batch_size": details}
+
+
+EXPERIMENTS = {
+    "3": declare(figure3),
+    "10": declare(partial(compare_starts, paper=TRACES)),
+    "11": declare(partial(compare_starts, paper=THROUGHPUT)),
+    "table1": declare(table1),
 }
 
 if __name__ == "__main__":

@@ -94,11 +94,6 @@ async def serve(port: int, burst: Burst) -> tuple[dict[str, float], list[list[in
     return times, [tokens for _, tokens in answers]
 
 
-def compare(first: DataFrame, other: DataFrame) -> Row:
-    """Return the times of a scheduler, and the first one's over them, round by round."""
-    return {key: {"s": spread(other[key]), "ratio": spread(first[key] / other[key])} for key in other}
-
-
 def measure_bursts(seconds: float) -> Row:
     """Serve bursts for about `seconds`, in two rounds at least after one that warms up."""
     command = [*find_coldstart_command(), "materialize", MODEL, "-q", "--profile-seconds", "20", "--", *ARGS]
@@ -123,11 +118,11 @@ def measure_bursts(seconds: float) -> Row:
             for scheduler, tokens in answers.items():
                 equal[scheduler] += sum(map(list.__eq__, tokens, answers[FIRST]))
             number += 1
-    later = {scheduler: DataFrame(of[1:]) for scheduler, of in runs.items()}
-    rows = [
-        {"scheduler": name, "equal": equal[name], "fallbacks": fallbacks[name], **compare(later[FIRST], of)}
-        for name, of in later.items()
-    ]
+    later, rows = {scheduler: DataFrame(of[1:]) for scheduler, of in runs.items()}, list[Row]()
+    for name, of in later.items():
+        # The first scheduler's times over those of this one, round by round.
+        ratios = {key: {"s": spread(of[key]), "ratio": spread(later[FIRST][key] / of[key])} for key in of}
+        rows.append({"scheduler": name, "equal": equal[name], "fallbacks": fallbacks[name], **ratios})
     return {"requests": REQUESTS, "batch": BATCH, "answers": REQUESTS * number, "schedulers": rows}
 
 

@@ -20,9 +20,7 @@ from coldstart.launch.completions import CompletionClient
 from coldstart.validate.launch import HOST
 
 RESULT = RESULTS / "real-model-cpu.json"
-PORT = 8558
-TOKENS = 16
-START_S = 600.0
+PORT, TOKENS, START_S = 8558, 16, 600.0
 PROMPTS = (
     "The capital of France is",
     "Water boils at a temperature of",

@@ -6,7 +6,6 @@ import pytest
 
 from benchmarks import tables
 from benchmarks.common import RESULTS, ROOT, load
-from benchmarks.start import chart
 
 PAGES = list(dict.fromkeys(part.page for part in tables.PARTS))
 
@@ -18,7 +17,7 @@ def test_page_equals_the_rendered_results(page: str) -> None:
 
 
 def test_chart_equals_the_rendered_result() -> None:
-    assert (ROOT / chart.FILE).read_text() == chart.render(load(chart.RESULT))
+    assert (ROOT / tables.CHART).read_text() == tables.draw_chart(load(tables.COLD))
 
 
 def test_every_result_is_quoted_by_a_page_or_read_by_a_benchmark() -> None:

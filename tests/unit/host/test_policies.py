@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tools.examples import examples
 
-from benchmarks.host.baselines import ShadowCache
+from benchmarks.papers.mcache import ShadowCache
 from coldstart.host.core import Core
 from coldstart.host.events import ModelReady, RequestArrived, RequestEnded, ServerOutdated, TierChanged
 from coldstart.host.policies import POLICIES, ModelCost, Policy

@@ -1,1 +1,0 @@
-"""Benchmarks of the host and of its eviction policies."""
