@@ -12,11 +12,13 @@ import ctypes
 import io
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,9 +61,7 @@ class _LinkedStarter(ServerStarter):
 
 
 class LinkedNode(node.NodeServers):
-    """Model servers in a namespace."""
-
-    place = None
+    """Model servers in a namespace. Latency is measured to `place`, where the kernel alone accepts connections."""
 
     def __init__(self, links: LinkCluster, name: str, root: Path) -> None:
         self.directory = root / name
@@ -74,6 +74,18 @@ class LinkedNode(node.NodeServers):
         super().__init__(
             address, _LinkedStarter(self.directory, Cache.at(), offline=True, env=os.environ | own)
         )
+        self._namespace = own[NAMESPACE]
+        self._listener = self._within(lambda: socket.create_server((address, 0)))
+        self.place = self._listener.getsockname()
+
+    def _within(self, work: Callable[[], Any]) -> Any:
+        """Return the result of `work` in a thread whose new sockets belong to the namespace."""
+        with ThreadPoolExecutor(1, initializer=_enter, initargs=(self._namespace,)) as pool:
+            return pool.submit(work).result()
+
+    async def time_hops(self, places: Sequence[tuple[str, int]]) -> Any:
+        measured = super().time_hops(places)
+        return await asyncio.to_thread(self._within, lambda: asyncio.run(measured))
 
     async def warm(self, launch: Launch) -> None:
         """Start a runtime template, from which all servers of this node are forked."""
@@ -242,6 +254,7 @@ class LinkedFleet:
             for template in made.templates:
                 await stop_by_force(template)
             client.request("stop", directory=made.directory / "coldstart")
+            made._listener.close()
             await made.servers.close()
 
 
@@ -279,7 +292,7 @@ def materialize(model: str, *words: str) -> None:
 
 
 def _enter(namespace: str) -> None:
-    """Enter a network namespace, in which names are not looked up: each lookup would wait 10 s for a server outside."""
+    """Move this thread to a network namespace, and look up no names: each lookup would wait 10 s for a server outside."""
     libc = ctypes.CDLL(None, use_errno=True)
     with Path("/run/netns", namespace).open() as file:
         failed = libc.setns(file.fileno(), CLONE_NEWNET) or libc.unshare(CLONE_NEWNS)

@@ -2,9 +2,11 @@
 
 Start times come from `fleet/cold_ttft`. "ParaServe" grows a rank in place and moves a stream in 0.34 s, as the paper does;
 "this fleet" loads the full model in a second engine beside a rank, which on a GPU holds (1 + 1/s) times the weights until the
-switch (its engines on the CPU share them), and moves a stream in 0.45 s, as was measured.
+switch (its engines on the CPU share them), loads weights after its imports, and moves a stream in the median gap of
+`fleet/moves`.
 
-Figures 13 and 14 and `paraserve-links` are measured on two network namespaces (`papers/paraserve_live.py`), which need root.
+Figures 13 and 14, `paraserve-links` and `paraserve-tpot` are measured on two network namespaces
+(`papers/paraserve_live.py`), which need root.
 
 Figures 10 to 12 have the servers, models, SLOs and request rates of the paper (testbed ii, table 2): 2 servers of 4 A10
 (64 Gbit/s), 4 of 4 V100 (16 Gbit/s), and 384 models, 64 each of Llama2-7B and 13B for chat, code and summaries, with 5 GB of
@@ -14,20 +16,19 @@ KV each and 8 requests in a worker. Idle workers end after 30 s. The load differ
 given CV, of which a uniform sample makes the rate. Lengths are log-normal about the means of the data sets.
 
 Run: python -m benchmarks papers/paraserve [NUMBER...], or papers/paraserve-NUMBER
-Time: three minutes for 10, up to eight for 13 and 14 after their bundles, a minute or less for each other
+Time: three minutes for 10, up to 15 for links and eight for 13 and 14 after their bundles, a minute or less for each other
 Result: papers/paraserve-10.json and one for each other figure
 """
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from math import inf, log
-from statistics import NormalDist, fmean, median
+from statistics import NormalDist, fmean
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,8 @@ from pandas import Series, read_csv
 
 from benchmarks.common import HERE, load
 from benchmarks.fleet.baselines import Cached, FirstFit, Locality
-from benchmarks.fleet.cold_ttft import PUBLISHED
 from benchmarks.papers import Found, Rows, declare, run
+from benchmarks.papers.paraserve_live import MEASURED
 from coldstart.fleet.roster import Roster
 from coldstart.fleet.sizing import Offer, list_schemes
 from coldstart.fleet.specification import Costs, FleetModel, FleetSettings, Overlap, ServerSpec
@@ -66,7 +67,7 @@ ATTAINMENT = {
     OWN: PIPELINE,
 }
 """Each system with its published attainment of TTFT in per cent, by coefficient of variation and requests per second."""
-MOVE_S = {PAPER: 0.34, CACHED: 0.34, OWN: 0.45}
+MOVE_S = {PAPER: 0.34, CACHED: 0.34, OWN: load("fleet-moves-cpu")["gap_s"]["median"]}
 CVS, SEEDS = (2, 4, 8), (0, 1, 2)
 # Host memory less a tenth and what containers take.
 HOST_MEMORY = {f"a10-{n}": 560 * GB for n in range(2)} | {f"v100-{n}": 185 * GB for n in range(4)}
@@ -97,7 +98,8 @@ def system(name: str, **settings: Any) -> System:
     if name in MOVE_S:
         # The fit knows the sum only. How it is divided matters where loading is slower than the libraries, which it never is.
         part = FIT["runtime_s"] / 3
-        costs = Costs(part, part, part, FIT["rank_s"], HOP_S, FIT["first_s"])
+        first, rest = (3 * part, 0.0) if name == OWN else (part, part)
+        costs = Costs(first, rest, rest, FIT["rank_s"], HOP_S, FIT["first_s"])
         chosen = FleetSettings(**common)
         roster = Cached(chosen, HOST_MEMORY) if name == CACHED else Roster(chosen)
         return System(name, costs, DEVICE_GB_S * GB, roster)
@@ -133,14 +135,15 @@ def one_request(size: str, tokens: int = 2) -> SimulatedRequest:
 
 def figure5() -> Found:
     """TTFT and TPOT by number of ranks without the overlap of section 5, and TPOT of four ranks by full workers."""
-    base, settings = system(VLLM), FleetSettings(consolidate=False)
-    servers = make_servers("a10", 4, 24, LINK, base.load)
+    base, own, settings = system(VLLM), system(OWN), FleetSettings(consolidate=False)
     model = llama("7b", replace(base.costs, join_s=FIT["rank_s"], hop_s=HOP_S))
     rows: Rows = []
-    for ranks in range(1, 5):
-        served = tabulate(simulate([one_request("7b")], servers, [force(model, ranks)], settings).records)
+    for (of, each), ranks in product(((own, llama("7b", own.costs)), (base, model)), range(1, 5)):
+        servers = make_servers("a10", 4, 24, LINK, of.load)
+        served = tabulate(simulate([one_request("7b")], servers, [force(each, ranks)], settings).records)
         shown = f"TTFT {served['ttft_s'][0]:.1f} s, TPOT {1e3 * served['tpot_s'][0]:.0f} ms"
-        rows.append((f"{ranks} ranks", "not printed; TTFT falls and TPOT rises", shown))
+        what = f"{ranks} ranks" if of is base else f"{ranks} ranks, {OWN} (with overlap)"
+        rows.append((what, "not printed; TTFT falls and TPOT rises" if of is base else "-", shown))
     offers = [Offer(one.name, one.network, one.load, one.memory) for one in servers]
     for scheme in list_schemes(force(model, 4), offers, settings):
         shown = f"TPOT {1e3 * scheme.tpot_s:.0f} ms (equation 2)"
@@ -169,19 +172,28 @@ def figure7() -> Found:
 
 
 def figure9() -> Found:
-    """Cold TTFT of Llama2-13B on V100 with the techniques that the fit tells apart."""
+    """Cold TTFT of Llama2-13B on V100, technique by technique.
+
+    With +Prefetch the fetch runs beside vLLM's start, and loading follows both. With +Stream tensors are loaded as they arrive
+    and at the rate of ParaServe, but after the libraries.
+    """
+    vllm, paper, own = system(VLLM), system(PAPER), system(OWN)
+    start = replace(vllm.costs, overlap=Overlap.FULL)
+    prefetch = replace(start, join_s=SIZES["13b"][0] * GB / vllm.load)
+    stream = replace(start, container_s=start.library_s, library_s=0.0)
     rows: Rows = []
-    for name, ranks, what, published in (
-        (VLLM, 1, "original vLLM", "serverless vLLM"),
-        (PAPER, 1, "+Prefetch +Stream +Overlap", "one worker"),
-        (PAPER, 4, "+Parallel", "four workers"),
+    for what, published, of, costs, ranks in (
+        ("original vLLM", "38.6 s (figure 8)", vllm, vllm.costs, 1),
+        ("+Prefetch", "not printed", paper, prefetch, 1),
+        ("+Stream", "not printed", paper, stream, 1),
+        ("+Overlap", "17.4 s (figure 8)", paper, paper.costs, 1),
+        ("+Parallel", "8.7 s (figure 8)", paper, paper.costs, 4),
+        (f"{OWN}, four ranks on devices of 40 GB", "-", own, own.costs, 4),
     ):
-        of = system(name)
-        model = force(llama("13b", of.costs), ranks, full=True)
-        servers = make_servers("v100", 4, 32, LINK, of.load)
+        model = force(llama("13b", costs), ranks, full=True)
+        servers = make_servers("v100", 4, 40 if of is own else 32, LINK, of.load)
         (served,) = of.simulate([one_request("13b")], servers, [model]).records
-        paper = PUBLISHED.loc["Llama2-13B", published]
-        rows.append((what, f"{paper} s (figure 8)", f"{served.ttft_s:.1f} s"))
+        rows.append((what, published, f"{served.ttft_s:.1f} s"))
     return rows, {}
 
 
@@ -313,59 +325,8 @@ def figure15() -> Found:
     return rows, {"invocations": len(arrivals)}
 
 
-def figure13() -> Found:
-    """Time of each token of one cold request, with the pipeline replaced by one worker and without; both measured."""
-    from benchmarks.papers import paraserve_live as live
-
-    found = {
-        name: asyncio.run(live.generate(consolidate=name == "replaced")) for name in ("replaced", "kept")
-    }
-    first, last = ({name: one["times"][at] for name, one in found.items()} for at in (0, -1))
-    gap = max((line["gap_s"] for line in found["replaced"]["moved"]), default=0.0)
-    same = found["replaced"]["ids"] == found["kept"]["ids"] != []
-    return [
-        ("ranks, limit of 12 s on the first token", "2 ranks: 10.2 s predicted; one worker: 17.2 s",
-         f"{found['replaced']['ranks']} ranks: {first['replaced']:.1f} s"),
-        ("end of 512 tokens, pipeline kept over replaced", "2.29x", f"{last['kept'] / last['replaced']:.2f}x"),
-        ("tokens after the first, the same", "-",
-         f"{(last['kept'] - first['kept']) / (last['replaced'] - first['replaced']):.2f}x"),
-        ("memory of the server that remains, peak over weights and KV", "1.00 to 1.15 asked",
-         f"{found['replaced']['peak_factor']:.2f}"),
-        ("the stream's gap when it moved; same tokens as in the pipeline", "-", f"{gap:.2f} s; {same}"),
-    ], found  # fmt: skip
-
-
-def figure14() -> Found:
-    """Mean TTFT and TPOT of 16 requests at once for a stopped model, by most ranks of a group; measured."""
-    from benchmarks.papers import paraserve_live as live
-
-    (ttft1, tpot1), (ttft2, tpot2) = (asyncio.run(live.burst(ranks)) for ranks in (1, 2))
-    return [
-        ("TTFT, single workers over groups of ranks", "1.87x (four ranks, 128 requests)",
-         f"{ttft1 / ttft2:.2f}x ({ttft1:.1f} s, {ttft2:.1f} s)"),
-        ("TPOT, groups of ranks over single workers", "1.08x to 1.19x",
-         f"{tpot2 / tpot1:.2f}x ({1e3 * tpot2:.0f} ms, {1e3 * tpot1:.0f} ms)"),
-    ], {}  # fmt: skip
-
-
-def links() -> Found:
-    """Cold TTFT of one worker and of two ranks at three link rates, measured, against equations 1 and 5."""
-    from benchmarks.papers import paraserve_live as live
-
-    rows: Rows = []
-    errors = []
-    for fetch_s in (8.0, live.FETCH_S, 31.0):
-        times = [asyncio.run(live.start(ranks, fetch_s)) for ranks in (1, live.RANKS)]
-        (one, _), (two, _) = times
-        errors += [abs(predicted / found - 1) for found, predicted in times]
-        rows.append((f"weights fetched in {fetch_s:g} s: two ranks over one worker", "-",
-                     f"{two / one:.2f}x ({two:.1f} s, {one:.1f} s)"))  # fmt: skip
-    return [*rows, ("error of the predicted time, median and largest", "-",
-                    f"{100 * median(errors):.0f} %, {100 * max(errors):.0f} %")], {"errors": errors}  # fmt: skip
-
-
 SIMULATED = declare(figure5, figure7, figure9, figure10, figure11, figure12, figure15)
-EXPERIMENTS = SIMULATED | declare(figure13, figure14, links, kind="measured")
+EXPERIMENTS = SIMULATED | MEASURED
 
 if __name__ == "__main__":
     run("paraserve", EXPERIMENTS, sys.argv[1:])

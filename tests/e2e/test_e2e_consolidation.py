@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 from typing import Any
 
 import psutil
 import pytest
 from tools.bursts import LOCAL, begin_stream, finish_stream, post
 from tools.machine import TRACED, Machine, Served
-from tools.memory import measure_private_bytes
+from tools.memory import measure_private_bytes, watch_memory
 
 from coldstart.contract import handover
 from coldstart.contract.handover import Pull
@@ -83,33 +84,6 @@ def _full_worker(machine: Machine, checkpoint: Path, **extra: str) -> Iterator[S
         yield served
 
 
-class Peak:
-    """Most memory of all servers of this test but `apart`, in bytes, without pages that files back."""
-
-    def __init__(self, apart: Served) -> None:
-        self._apart = {process.pid for process in apart.family()}
-        self.bytes, self._end = 0, Event()
-
-    def measure(self) -> int:
-        pids = {process.pid for process in psutil.Process().children(recursive=True)}
-        total = measure_private_bytes(pids - self._apart)
-        self.bytes = max(self.bytes, total)
-        return total
-
-    def __enter__(self) -> Peak:
-        self._thread = Thread(target=self._watch)
-        self._thread.start()
-        return self
-
-    def _watch(self) -> None:
-        while not self._end.wait(0.05):
-            self.measure()
-
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._thread.join()
-
-
 def _stream(source: Served, model: Path, request: str) -> tuple[Continuation, Any]:
     return begin_stream(source, model.name, list(range(100, 200)), request, TOKENS, MOVED_AFTER)
 
@@ -132,13 +106,13 @@ def _answering(ask: Callable[[], Any]) -> Iterator[list[Any]]:
         while not end.is_set():
             answers.append(ask())
 
-    thread = Thread(target=run)
-    thread.start()
-    try:
-        yield answers
-    finally:
-        end.set()
-        thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run)
+        try:
+            yield answers
+        finally:
+            end.set()
+        running.result()
 
 
 def test_two_ranks_become_one_worker_with_the_weights_held_once(
@@ -147,27 +121,28 @@ def test_two_ranks_become_one_worker_with_the_weights_held_once(
     weights = sum(file.stat().st_size for file in checkpoint.glob("*.safetensors"))
     with _pipeline(machine, checkpoint) as (first, last):
         expected = first.tokens()
-        with Peak(last) as apart, _full_worker(machine, checkpoint) as control:
+        others = {process.pid for process in last.family()}
+
+        def find_pids() -> set[int]:
+            return {process.pid for process in psutil.Process().children(recursive=True)} - others
+
+        with watch_memory(find_pids) as apart, _full_worker(machine, checkpoint) as control:
             control.tokens()
-            held_twice = apart.measure()
-        with Peak(last) as peak, ExitStack() as stack:
+            held_twice = measure_private_bytes(find_pids())
+        with watch_memory(find_pids) as together, ExitStack() as stack:
             place = {"COLDSTART_WEIGHTS_SOCKET": str(machine.root / "rank-0")}
             with _answering(first.tokens) as answers:
                 worker = stack.enter_context(_full_worker(machine, checkpoint, **place))
             worker.tokens()
-            shared = peak.measure()
+            shared = measure_private_bytes(find_pids())
             assert not [one for one in worker.report["fallbacks"] if one["section"] == "sharing"]
             # The second half of the layers belongs to the other rank.
             runtime = held_twice - weights - weights // 2
-            factor = (peak.bytes - runtime) / (weights + KV_BYTES)
-            figures = {
-                "weights": weights,
-                "kv": KV_BYTES,
-                "runtime": runtime,
-                "steady": shared,
-                "steady_apart": held_twice,
-            }
-            figures |= {"peak": peak.bytes, "peak_apart": apart.bytes, "factor": round(factor, 3)}
+            peak, peak_apart = (max(held for _, held in each) for each in (together, apart))
+            factor = (peak - runtime) / (weights + KV_BYTES)
+            figures = {"weights": weights, "kv": KV_BYTES, "runtime": runtime, "steady": shared}
+            figures |= {"steady_apart": held_twice}
+            figures |= {"peak": peak, "peak_apart": peak_apart, "factor": round(factor, 3)}
             record_property("memory", json.dumps(figures))
             print(json.dumps(figures))
             stays = finish_stream(*_stream(first, checkpoint, secrets.token_hex(8)))

@@ -1,8 +1,11 @@
 """Memory of processes that no file backs: what weights, KV caches and vLLM itself take."""
 
-from collections.abc import Iterable
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Event
 
 
 def measure_private_bytes(pids: Iterable[int]) -> int:
@@ -15,3 +18,30 @@ def measure_private_bytes(pids: Iterable[int]) -> int:
                 int(line.split()[1]) << 10 for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:"))
             )
     return total
+
+
+@contextmanager
+def watch_memory(find_pids: Callable[[], Iterable[int]]) -> Iterator[list[tuple[float, int]]]:
+    """Yield a list that receives the time and `measure_private_bytes` of processes 20 times a second during the block.
+
+    Page tables are read again only if a kernel counter of a process moved by 1 MiB, because reading them takes long.
+    """
+    samples, end = list[tuple[float, int]](), Event()
+
+    def run() -> None:
+        due, held, before = time.monotonic(), 0, dict[int, int]()
+        while not end.wait(max(0.0, due - time.monotonic())):
+            due, pages = due + 0.05, dict[int, int]()
+            for pid in find_pids():
+                with suppress(OSError):
+                    pages[pid] = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) >> 8
+            held, before = held if pages == before else measure_private_bytes(pages), pages
+            samples.append((time.monotonic(), held))
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run)
+        try:
+            yield samples
+        finally:
+            end.set()
+        running.result()
