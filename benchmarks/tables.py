@@ -163,7 +163,7 @@ def compare_modes(result: Row) -> str:
     shown = defaultdict(lambda: "cannot run on a CPU")
     for mode, terms in predict.predict(predict.MODELS["7B"]).items():
         shown[f"7B {mode}"] = predict.add_up(terms)
-    for mode, seconds in predict.find_measured().items():
+    for mode, seconds in predict.find_measured(load(predict.MEASURED)).items():
         shown[f"H200 {mode}"] = f"{seconds[0]:.1f} s"
     for mode, row in list_measured(result):
         least, median, most = (

@@ -10,14 +10,19 @@ Result: none; prints the tables
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from benchmarks.common import load
 
 H100, SMALL = "gpu/engine-llama2-7b-h100.json", "gpu/engine-qwen2-0.5b-all-sizes-h200.json"
-CHECKPOINT, FORK, ASSUMED = "gpu/checkpoint-h200", "gpu/plan-fork-h200.json, H200", "assumed"
+MEASURED, CHECKPOINT, FORK = "gpu/plan-compare-h200", "gpu/checkpoint-h200", "gpu/plan-fork-h200.json, H200"
+ASSUMED = "assumed"
 PARALLEL = f"{ASSUMED}: 9 to 12 processes import in 19.6 to 22.6 s at once (parallel_imports_s in {H100})"
 LAYERS = f"{ASSUMED}: in proportion to the layers,"
+BENCHMARK = "benchmark of InstantTensor 0.1.4 on H200s, from memory:"
+LOADER = f"{BENCHMARK} vLLM's loader 4.8 GB/s, 30 GB/s by eight GPUs together"
+INSTANT = f"{BENCHMARK} 48.5 GB/s, 56.9 GB/s by eight GPUs together"
 
 
 class Model(NamedTuple):
@@ -56,55 +61,48 @@ def fit_restore(held_gib: float) -> Term:
 
 
 def predict(model: Model) -> dict[str, tuple[Term, ...]]:
-    """Return the terms of each start mode for the model."""
-    depth, parallel = model.layers / 32, model.ranks > 1
-    rate, shared = (
-        (30.0 / model.ranks, ", 30 GB/s by all ranks together") if parallel else (4.8, ", 4.8 GB/s")
-    )
-    load_weights = Term(
-        "load the weights", model.weights_gb / rate, f"{ASSUMED}: vLLM's loader, page cache{shared}"
-    )
+    """Return the terms of each start mode for the model. "deferred" is the option `--capture deferred`."""
+    gb, depth, parallel = model.weights_gb, model.layers / 32, model.ranks > 1
+    loader, instant = (rate / model.ranks for rate in (30.0, 56.9)) if parallel else (4.8, 48.5)
+    load_slow = Term("load the weights", gb / loader, LOADER)
+    load_fast = Term("load the weights", gb / instant, INSTANT)
     collectives = (Term("open the collectives", 2.5, ASSUMED),) if parallel else ()
-    capture = Term(
-        "capture all graphs", 4.4 * depth, f"{LAYERS} 102 graphs, of which 35 take 2.1 s in {H100}"
-    )
+    graphs = f"{LAYERS} 102 graphs of 51 sizes, of which 35 take 2.1 s in {H100}"
+    capture = Term("capture all graphs", 4.4 * depth, graphs)
+    deferred = Term("capture five sizes", 4.4 * depth * 5 / 51, graphs)
     planned = Term("load compiled code, memory from the plan", 1.5, ASSUMED)
     worker = Term("worker's imports, device and model", 1.2, f"{ASSUMED}: {H100}'s without collections")
-    restored = (
-        worker,
-        *collectives,
-        load_weights,
-        planned,
-        capture,
-        Term("other work, first token", 0.5, ASSUMED),
-    )
+    last = Term("other work, first token", 0.5, ASSUMED)
+    restored = (worker, *collectives, load_fast, planned)
     imports = Term("import vLLM", 11.4, f"{SMALL}, {H100}: import_s")
     build = Term("device and model", 2.9, f"{SMALL}, {H100}: init_device_s, load_model_s of random weights")
     rest = (Term("warm up kernels", 1.5, ASSUMED), Term("application, first token", 2.0, ASSUMED))
     again = (20.0, PARALLEL) if parallel else (10.5, f"{ASSUMED}: the import once more")
+    spawned = Term("import vLLM again in spawned processes", *again)
     profile = Term("profile the memory, load compiled code", 7.5, "gpu/plan-logs-h200.txt")
     full_only = Term("capture FULL graphs only", 2.1 * depth, f"{LAYERS} {H100}: capture_s")
-    wake = Term("wake the weights", model.weights_gb / 23.0, "llm-d on vLLM's sleep mode: 64 GiB in 3 s")
-    checks = Term("checks, first token", 0.3, ASSUMED)
-    spawned = Term("import vLLM again in spawned processes", *again)
+    fresh = Term("import vLLM, collector off", 9.0, f"{ASSUMED}: 2 s of {H100}'s are collections")
+    fork = Term("fork, open a context", 0.36, FORK)
+    # The backend copies from one pinned arena, and compares a digest of each tensor that it computes on the device.
+    wake = Term("copy the weights back", gb / instant, f"{ASSUMED}: as fast as InstantTensor; {INSTANT}")
+    digests = Term("compare their digests", gb / 1000, f"{ASSUMED}: 1 TB/s, a third of the memory's rate")
+    awake = (wake, digests, Term("checks, first token", 0.3, ASSUMED))
     return {
-        "plain": (imports, spawned, build, *collectives, load_weights, profile, capture, *rest),
-        "plain-free": (imports, build, *collectives, load_weights, planned, full_only, *rest),
-        "fresh": (
-            Term("import vLLM, collector off", 9.0, f"{ASSUMED}: 2 s of {H100}'s are collections"),
-            *restored,
-        ),
-        "template-runtime": (Term("fork, open a context", 0.36, FORK), *restored),
-        "standby": (wake, checks),
-        "parked": (fit_restore(1.5), wake, checks),
+        "plain": (imports, spawned, build, *collectives, load_slow, profile, capture, *rest),
+        "plain-free": (imports, build, *collectives, load_fast, planned, full_only, *rest),
+        "fresh": (fresh, *restored, capture, last),
+        "fresh, deferred": (fresh, *restored, deferred, last),
+        "template-runtime": (fork, *restored, capture, last),
+        "template-runtime, deferred": (fork, *restored, deferred, last),
+        "standby": awake,
+        "parked": (fit_restore(1.5), *awake),
     }
 
 
-def find_measured() -> dict[str, list[float]]:
-    """Return the seconds to the first token that `gpu/plan` measured on an H200, by mode, with full caches."""
+def find_measured(result: Mapping[str, Any]) -> dict[str, list[float]]:
+    """Return the seconds to the first token in a result of `gpu/plan compare`, by mode, with full caches."""
     found: dict[str, list[float]] = {}
-    answers: dict[str, Any] = (load("gpu/plan-compare-h200") or {}).get("answers", {})
-    for name, answer in answers.items():
+    for name, answer in result["answers"].items():
         mode, _, number = name.rpartition("-")
         if number.isdigit() and "first_token_s" in (answer.get("found") or {}):
             found.setdefault(mode, []).append(answer["found"]["first_token_s"])
@@ -124,7 +122,7 @@ def format_header(first: str, last: str) -> str:
 
 def tabulate() -> str:
     """Return the predicted seconds of each mode and model beside the measured ones, as a Markdown table."""
-    measured, predicted = find_measured(), [predict(model) for model in MODELS.values()]
+    measured, predicted = find_measured(load(MEASURED)), [predict(model) for model in MODELS.values()]
     lines = [format_header("mode", "7B, measured on an H200")]
     for mode in predicted[0]:
         sums = " | ".join(add_up(terms[mode]) for terms in predicted)
