@@ -6,7 +6,7 @@ from a bundle with CUDA graphs. A step that fails is recorded with the end of it
 puts vLLM's CPU build and a double of the driver in place of the GPU.
 
 Run: python -m benchmarks gpu/plan [PART...] --out DIR [--seconds N] [--shape 7b]
-Time: 14 minutes on an H100; the starts with graphs in `rest` were not timed yet
+Time: at most 28 minutes, as the parts' limits allow; on an H200 the last rounds of `compare` may be cut off
 Result: gpu/plan-compare-h200.json and other parts beside it
 """
 
@@ -23,12 +23,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from coldstart.artifacts.files import write_atomic
 
 from benchmarks import llama
 from benchmarks.common import ROOT, about, parser
+from benchmarks.gpu import predict
 from coldstart.bench import measure
 from coldstart.system.proc import exits
 from coldstart.validate.launch import Launcher, run_server
@@ -112,6 +114,10 @@ class Part:
         """Run a command of this interpreter's coldstart."""
         return self.run(name, sys.executable, "-m", "coldstart.commands.cli", *words)
 
+    def read_json(self, name: str, *words: str) -> None:
+        """Record what a command of coldstart prints as JSON."""
+        self.answer(name, lambda: json.loads(self.coldstart(name.replace(" ", "-"), *words)))
+
     def start(self, name: str, launcher: Launcher) -> dict[str, Any]:
         """Start a server, measure it until it has answered, and end it."""
         settings = measure.RunSettings(
@@ -136,6 +142,12 @@ class Part:
         """Measure plain vLLM; its first start fills its own caches."""
         subject = ModelUnderTest(self.model, self.model, (*VLLM_ARGS, *more))
         return self.start(f"{mode}-{number}", VllmLauncher(subject, self.work / "plain", mode))
+
+    def compare_modes(self) -> dict[str, tuple[float, float]]:
+        """Return the median time to the first token of plain vLLM over that of each mode that ran, and what was asked."""
+        found = predict.find_measured(self.report)
+        over = {mode: median(found["plain"]) / median(found[mode]) for mode in BARS if mode in found}
+        return {mode: (round(ratio, 2), BARS[mode]) for mode, ratio in over.items()}
 
     def template(self, mode: str) -> None:
         """Start the template of a start mode, and record the memory of the device that it leaves."""
@@ -176,59 +188,61 @@ def probe(part: Part) -> None:
     """Describe the machine and build the model."""
     part.answer("device", lambda: gpu_memory("name,driver_version,memory.total"))
     part.answer("model", lambda: llama.build(part.shape, Path(part.model)))
-    part.answer("doctor", lambda: json.loads(part.coldstart("doctor", "doctor", "--format", "json")))
+    part.read_json("doctor", "doctor", "--format", "json")
+    for switch in ("disable", "enable"):
+        code = f"import gc; gc.{switch}(); from coldstart.vllm.engine import server; server.import_engine()"
+        part.answer(f"import, collector {switch}d", partial(part.run, "import", sys.executable, "-c", code))
 
 
 def materialize(part: Part) -> None:
     """Make and prove the bundle, and start once from it."""
     words = (part.model, "--format", "json", "--", *VLLM_ARGS, *SLEEP)
-    part.answer(
-        "materialize", lambda: json.loads(part.coldstart("materialize", "materialize", *PROFILE, *words))
-    )
-    part.answer("kv plan", lambda: json.loads(part.coldstart("inspect", "inspect", *words)))
+    part.read_json("materialize", "materialize", *PROFILE, *words)
+    part.read_json("kv plan", "inspect", *words)
     part.answer("fresh", lambda: part.serve("fresh", 0))
 
 
 ROUNDS = 3
+BARS = {"fresh": 3.0, "template-runtime": 10.0, "standby": 40.0, "parked": 15.0}
 # The short ones first, so that a part that is cut off has them.
-STARTS: dict[str, Callable[[Part, int], Any]] = {
-    "standby": lambda part, n: part.serve("standby", n),
-    "parked": lambda part, n: part.serve("parked", n),
-    "template-runtime": lambda part, n: part.serve("template-runtime", n),
-    "fresh": lambda part, n: part.serve("fresh", n),
-    "plain": lambda part, n: part.plain(VLLM_WARM, n),
-    "plain-free": lambda part, n: part.plain(VLLM_FREE, n),
-}
+SERVED, PLAIN = (
+    ("standby", "parked", "template-runtime", "fresh"),
+    {"plain": VLLM_WARM, "plain-free": VLLM_FREE},
+)
 
 
 def compare(part: Part) -> None:
-    """Start plain vLLM and each mode in turn, in rotated order, after one start of plain vLLM that fills the caches."""
+    """Start each mode and plain vLLM in turn, in rotated order, and compare; plain vLLM first fills its caches."""
     for mode in ("template-runtime", "standby", "parked"):
         part.template(mode)
-    for name in ("plain", "plain-free"):
-        part.answer(f"{name}-0", partial(STARTS[name], part, 0))
     for number in range(ROUNDS):
-        for name in (*list(STARTS)[number:], *list(STARTS)[:number]):
-            part.answer(f"{name}-{number + 1}", partial(STARTS[name], part, number + 1))
+        order = [*SERVED, *PLAIN]
+        for name in (*order[number:], *order[:number]):
+            start = partial(part.plain, PLAIN[name]) if name in PLAIN else partial(part.serve, name)
+            if name in PLAIN and number == 0:
+                part.answer(f"{name}-0, fills its caches", partial(start, 0))
+            part.answer(f"{name}-{number + 1}", partial(start, number + 1))
+    part.answer("plain over each mode, and the bar", part.compare_modes)
 
 
 def rest(part: Part) -> None:
     """Try single options, and start from a bundle with CUDA graphs."""
     part.answer("fresh, capture deferred", lambda: part.serve("fresh", 13, capture="deferred"))
     # vLLM captures each of these graphs as FULL, so a bundle may restore all of them; `plain-free` is the comparison.
-    words = ("--graphs", "--format", "json", part.model, "--", *VLLM_ARGS, *SLEEP, "-cc", FULL_DECODE_ONLY)
-    part.answer(
-        "materialize with graphs", lambda: json.loads(part.coldstart("graphs", "materialize", *words))
-    )
+    words = ("--format", "json", part.model, "--", *VLLM_ARGS, *SLEEP, "-cc", FULL_DECODE_ONLY)
+    part.read_json("materialize with graphs", "materialize", "--graphs", *words)
+    part.read_json("graphs", "inspect", *words)
     part.answer("fresh with graphs", lambda: part.serve("fresh", 12, "-cc", FULL_DECODE_ONLY))
     # Last, because every process after this line finds the package.
     os.environ["PYTHONPATH"] = f"{os.environ.get('PLAN_OPTIONAL', '')}:{os.environ['PYTHONPATH']}"
     for name, mode in (("instanttensor", VLLM_WARM), ("instanttensor, free options", VLLM_FREE)):
         part.answer(name, partial(part.plain, mode, 20, "--load-format", "instanttensor"))
+    part.answer("instanttensor, fresh", lambda: part.serve("fresh", 21))
 
 
-PARTS: dict[str, Callable[[Part], None]] = {
-    "probe": probe, "materialize": materialize, "compare": compare, "rest": rest,
+# Seconds of each part. On an H200 `materialize` took 193 s, and 24 starts of `compare` may take 800.
+PARTS: dict[str, tuple[Callable[[Part], None], float]] = {
+    "probe": (probe, 180.0), "materialize": (materialize, 300.0), "compare": (compare, 590.0), "rest": (rest, 590.0),
 }  # fmt: skip
 
 
@@ -237,7 +251,7 @@ def main() -> None:
     arguments.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; all by default")
     arguments.add_argument("--shape", choices=llama.SHAPES, default="7b")
     arguments.add_argument("--work", type=Path, default=Path("build/gpu-plan"))
-    arguments.add_argument("--seconds", type=float, default=300.0, help="limit of each part")
+    arguments.add_argument("--seconds", type=float, help="limit of each part instead of its own")
     arguments.add_argument("--rehearse", action="store_true", help="run on a machine without a GPU")
     arguments.add_argument("--out", type=Path, required=True)
     options = arguments.parse_args()
@@ -256,18 +270,15 @@ def main() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     (work / "run").mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in options.parts or PARTS:
-        run_part(name, Part(name, options.shape, work, out, options.seconds))
-
-
-def run_part(name: str, part: Part) -> None:
-    """Run one part and pack its logs; templates end with it."""
-    try:
-        PARTS[name](part)
-    finally:
-        part.end = time.monotonic() + 60 + END_S
-        with suppress(RuntimeError):
-            part.coldstart("stop", "template", "stop", "--force")
-    shutil.make_archive(str(part.place.parent / f"logs-{name}"), "xztar", part.logs)
+        work_of, seconds = PARTS[name]
+        part = Part(name, options.shape, work, out, options.seconds or seconds)
+        try:
+            work_of(part)
+        finally:
+            part.end = time.monotonic() + 60 + END_S
+            with suppress(RuntimeError):
+                part.coldstart("stop", "template", "stop", "--force")
+        shutil.make_archive(str(part.place.parent / f"logs-{name}"), "xztar", part.logs)
 
 
 if __name__ == "__main__":
