@@ -2,15 +2,14 @@
 
 vLLM collects garbage about ten times while an engine starts. Each collection scans all objects in the process, and finds
 almost no garbage. With this module, one collection runs when the engine is warm, and then the surviving objects are
-frozen, as in vLLM. Collections while vLLM profiles GPU memory are not postponed, because garbage can occupy GPU memory.
+frozen, as in vLLM. One more runs before vLLM profiles GPU memory, because garbage can occupy GPU memory.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -81,18 +80,19 @@ def _resuming(freeze: Callable[[], None]) -> Callable[[], None]:
 
 
 def _collecting(profile: Callable[..., Any]) -> Callable[..., Any]:
-    @contextlib.contextmanager
-    def profile_with_collections(*arguments: Any, **keywords: Any) -> Iterator[Any]:
-        postponed = _is_postponed()
-        _restore()
-        try:
-            with profile(*arguments, **keywords) as result:
-                yield result
-        finally:
-            if postponed:
-                postpone_collections()
+    def collect_and_profile(*arguments: Any, **keywords: Any) -> Any:
+        """Collect once before the profile, although vLLM also collects after it.
 
-    return profile_with_collections
+        Garbage of the profiled run is part of the run's peak, which vLLM subtracts anyway. The weights are loaded by now:
+        frozen, they are not scanned again. Without a profile nothing is frozen before the engine is warm, because garbage
+        that is frozen keeps its GPU memory.
+        """
+        if _is_postponed():
+            _OWN["collect"]()
+            _OWN["freeze"]()
+        return profile(*arguments, **keywords)
+
+    return collect_and_profile
 
 
 def _is_postponed() -> bool:

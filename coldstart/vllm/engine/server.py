@@ -391,23 +391,31 @@ def run_headless(args: Namespace, plan: LaunchPlan) -> int:
     report = {"fast_path": {}, "fallbacks": fallback.encode(plan.fallbacks), "tokens": [], "headless": True}
     send_report(take_ready_pipe(), report)
     args.api_server_count = 0  # as vLLM's own command sets it
-    if args.worker_cls == components.WORKER:
-        fork_workers(command)
-        gc.freeze()
-    gc.enable()
+    if forks_engine(args):
+        fork_processes(command)
+    else:
+        gc.enable()
     command.run_headless(args)
     return 0
 
 
-def fork_workers(command: Any) -> None:
-    """Make `command.run_headless` fork its workers, although vLLM forces "spawn" on the CPU. `command` is vLLM's module."""
-    executor = command.MultiprocExecutor
+def fork_processes(command: Any) -> None:
+    """Make `command.run_headless` fork its processes, and postpone their garbage collections until they are warm.
 
-    def start(*arguments: Any, **keywords: Any) -> Any:
-        os.environ[START_METHOD] = "fork"
-        return executor(*arguments, **keywords)
+    `command` is vLLM's module, which starts either the workers of one engine or several engines.
+    """
+    collection.postpone_in_children()
+    for name in ("MultiprocExecutor", "CoreEngineProcManager"):
+        if (start := getattr(command, name, None)) is not None:
+            setattr(command, name, partial(_start_forked, start))
 
-    command.MultiprocExecutor = start
+
+def _start_forked(start: Any, *arguments: Any, **keywords: Any) -> Any:
+    request_fork()
+    gc.freeze()
+    started = start(*arguments, **keywords)
+    gc.enable()
+    return started
 
 
 if __name__ == "__main__":

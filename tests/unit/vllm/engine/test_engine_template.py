@@ -294,6 +294,39 @@ def test_a_warm_engine_freezes_as_vllm_does(worker: Any, collections: list[str])
     assert collections == ["collect"] * 3 + ["freeze"]
 
 
+def test_one_collection_runs_before_memory_is_profiled(worker: Any, collections: list[str]) -> None:
+    collection.postpone_in_process()
+    collections.clear()
+    with worker.memory_profiling() as result:
+        assert result == "profile" and collections == ["collect", "freeze"]
+    assert collections == ["collect", "freeze"] and not gc.isenabled()
+    worker.freeze_gc_heap()
+    collections.clear()
+    with worker.memory_profiling():
+        assert collections == ["collect"]
+    assert collections == ["collect", "collect"]
+
+
+@pytest.mark.parametrize("name", ["MultiprocExecutor", "CoreEngineProcManager"])
+def test_headless_node_postpones_the_collections_of_its_processes(
+    worker: Any, collections: list[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    after: list[Any] = []
+    monkeypatch.setattr(os, "register_at_fork", lambda *, after_in_child: after.append(after_in_child))
+    monkeypatch.setenv(server.START_METHOD, "spawn")
+
+    def start(number: int) -> int:
+        assert os.environ[server.START_METHOD] == "fork" and not gc.isenabled()
+        after[0]()
+        gc.collect()
+        return number
+
+    command = SimpleNamespace(**{name: start})
+    gc.disable()
+    server.fork_processes(command)
+    assert getattr(command, name)(5) == 5 and gc.isenabled() and collections == ["freeze"]
+
+
 @pytest.mark.parametrize("starting", [True, False])
 def test_only_a_process_that_starts_passes_it_on_to_its_children(
     worker: Any, collections: list[str], monkeypatch: pytest.MonkeyPatch, starting: bool
