@@ -264,13 +264,14 @@ def test_each_rank_leaves_its_own_plan_with_a_margin(tmp_path: Path) -> None:
     plugin._note_kv(tmp_path, module)
     for rank in (1, 0):
         worker = SimpleNamespace(rank=rank, init_snapshot=SimpleNamespace(free_memory=80 << 30))
-        module.maybe_save_startup_plan(worker, (60 << 30) + rank)
+        worker.available_kv_cache_memory_bytes = (60 << 30) + rank  # vLLM's own plan is smaller
+        module.maybe_save_startup_plan(worker, 58 << 30)
     plans, less = kv_plan.read_plans(tmp_path), 256 << 20
     assert [(p.rank, p.kv_cache_memory_bytes, p.free_memory_baseline) for p in plans] == [
         (0, (60 << 30) - less, (80 << 30) - less), (1, (60 << 30) + 1 - less, (80 << 30) - less),
     ]  # fmt: skip
     assert {(p.vllm, p.device) for p in plans} == {(vllm.__version__, "H200")}
-    assert saved == [(1, (60 << 30) + 1), (0, 60 << 30)]
+    assert saved == [(1, 58 << 30), (0, 58 << 30)]
 
 
 @pytest.mark.usefixtures("device")
