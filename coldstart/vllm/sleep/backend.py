@@ -148,8 +148,7 @@ class ColdstartBackend(CuMemBackend):
             self._why = str(error)
             return
         try:
-            if device.pin(arena.address, arena.size):
-                arena.call_on_eviction(lambda: device.unpin(arena.address))
+            self._pin(device, arena)
             with arena.protect():
                 for region, at in _place(regions, arena.address):
                     device.read(region, at)
@@ -158,6 +157,14 @@ class ColdstartBackend(CuMemBackend):
             arena.close()
             raise
         self._arena = arena
+
+    def _pin(self, device: WeightsDevice, arena: Arena) -> None:
+        try:
+            if device.pin(arena.address, arena.size):
+                arena.call_on_eviction(lambda: device.unpin(arena.address))
+        except DriverError as error:  # the driver also copies memory that is not pinned
+            reason = f"the copy of the weights is not pinned, which slows each wake-up: {error}"
+            self.fallbacks.append(Fallback(STAGE, reason))
 
     def _restore(self, device: WeightsDevice) -> str | None:
         """Copy the weights from the arena. Return the reason if they differ from those before the sleep, else None."""
