@@ -39,6 +39,8 @@ SHORT_FLAGS: Mapping[str, str] = {
     "-dc": "diffusion_config",
     "-O": "optimization_level",
 }
+DEFAULT_GPU_MEMORY_SHARE = 0.92
+"""vLLM's default of --gpu-memory-utilization: the share of the GPU that a server may use."""
 _SYNONYMS = {"device_memory_utilization": "gpu_memory_utilization"}
 # vLLM reads these with human suffixes: 1k is 1000, 1K is 1024.
 _WITH_SIZE_SUFFIX = frozenset(
@@ -74,6 +76,11 @@ class Arguments(tuple[str, ...]):
         """Return the flag's value if it is an integer, or else ``default``. vLLM itself rejects other values."""
         value = self.parsed_flags.get(name, default)
         return value if isinstance(value, int) else default
+
+    def gpu_memory_share(self) -> float:
+        """Return the value of ``--gpu-memory-utilization``, or vLLM's default if it is missing or not a number."""
+        value = self.get_value("gpu_memory_utilization")
+        return float(value) if isinstance(value, int | float) else DEFAULT_GPU_MEMORY_SHARE
 
     def ranks_per_node(self) -> int:
         """Return the number of tensor and pipeline parallel ranks on each node, which is at least 1."""

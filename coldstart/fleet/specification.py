@@ -114,8 +114,8 @@ class FleetModel:
     ranks to the seconds from loaded weights to ready, measured in the start that verified the bundle; `joins` contains the
     same times of the fleet's own starts. `joins` takes precedence over `recorded`, and both over `join_s` of the costs.
     `unavailable` maps each number of ranks that cannot start to the reason. While the full worker replaces a rank, the
-    device holds two copies of the fraction `held_twice` (0 to 1) of the rank's weights. It is 0 in the ParaServe paper, and
-    for engines that share weights.
+    device also holds the fraction `held_twice` (0 to 1) of the rank's own memory, which is its weights and its KV cache. It
+    is 0 in the ParaServe paper, which extends the rank itself, and for engines that share weights.
     """
 
     name: str
@@ -166,8 +166,8 @@ class FleetModel:
         return tuple(self.size * (r + 1) // count - self.size * r // count for r in range(count))
 
     def full_memory(self, count: int) -> int:
-        """Return the device bytes of a full worker in a group of `count` ranks, including weights that are in memory twice."""
-        return self.memory + (ceil(self.held_twice * max(self.ranks(count))) if count > 1 else 0)
+        """Return the device bytes of a full worker in a group of `count` ranks, including what its rank holds beside it."""
+        return self.memory + (ceil(self.held_twice * self.part(count)) if count > 1 else 0)
 
     def part(self, count: int) -> int:
         """Return the device bytes of a worker for one of `count` ranks: its share of `memory`, but at least its weights."""

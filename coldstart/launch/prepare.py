@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import ceil
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -141,8 +142,11 @@ class _Preparation:
         self.env |= caches.build_environment(laid)
         self.task = replace(self.task, compiled=laid / caches.AOT)
 
-    def choose_kv_args(self, given: Arguments) -> list[str]:
-        """Return the bundle's KV cache size as a vLLM argument, unless the user set a size or too little memory is free."""
+    def choose_kv_args(self, given: Arguments, server: Arguments) -> list[str]:
+        """Return the bundle's KV cache size as a vLLM argument, unless the user set a size or too little memory is free.
+
+        `given` are the arguments of the bundle, and `server` those of the server, which may use less of its GPU.
+        """
         if given.contains_flag(KV_FLAG) or KV_VARIABLE in os.environ:
             return []
         sizing = self.read_section("kv")
@@ -153,7 +157,7 @@ class _Preparation:
             self.drop_section("kv", f"invalid KV cache size {wanted!r}: expected a positive integer")
             return []
         if not runtime.targets_cpu():
-            self.pass_kv_plans(sizing.get("plans"))
+            self.pass_kv_plans(sizing.get("plans"), given.gpu_memory_share() - server.gpu_memory_share())
             return []
         free = read_available_memory()
         if wanted + HEADROOM > free:
@@ -164,15 +168,25 @@ class _Preparation:
             return []
         return ["--kv-cache-memory-bytes", str(wanted)]
 
-    def pass_kv_plans(self, data: object) -> None:
-        """Pass each GPU's KV cache size to its worker.
+    def pass_kv_plans(self, data: object, unused_share: float) -> None:
+        """Pass each GPU's KV cache size to its worker, less the share of the GPU that this server may not use.
 
         Only a worker that starts compares it with the free memory. A sleeping engine was sized when it started.
         """
+        from coldstart.system.devices import nvml
         from coldstart.vllm.graphs import kv_plan
 
+        gpus = nvml.list_gpus() if unused_share > 0 else []
+        unused = ceil(unused_share * gpus[0].memory_bytes) if gpus else 0
         try:
-            plans = kv_plan.parse_plans(data)
+            plans = [
+                msgspec.structs.replace(
+                    plan,
+                    kv_cache_memory_bytes=plan.kv_cache_memory_bytes - unused,
+                    free_memory_baseline=plan.free_memory_baseline - unused,
+                )
+                for plan in kv_plan.parse_plans(data)
+            ]
         except GraphError as error:
             self.drop_section("kv", str(error))
             return
@@ -226,7 +240,7 @@ def plan_with_bundle(
         preparation.create_compiler_caches(compile_dir)
         compile_dir = None  # on a GPU, vLLM's own worker reads the caches
     preparation.unpack_graphs()
-    kv_args = preparation.choose_kv_args(lookup.vllm_args)
+    kv_args = preparation.choose_kv_args(lookup.vllm_args, weights.arguments)
     # Different weights with the same layout generate different tokens.
     canary = _canary(info.get("canary")) if weights.identity == info.get("weights") else None
     return LaunchPlan(

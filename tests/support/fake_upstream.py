@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,9 +24,7 @@ from support import fake_model
 
 from coldstart.contract import handover
 from coldstart.contract.graphs import WORKER_REPORT
-from coldstart.contract.weights import LimitedFetch
 from coldstart.host import configuration
-from coldstart.host.launches import Launch
 from coldstart.host.live.app import Gateway
 from coldstart.host.live.driver import Driver
 from coldstart.host.live.host_routes import create_host_routes
@@ -44,9 +42,10 @@ class FakeServer:
     `asked` lists prompts in order of arrival; `gone` lists those whose client disconnected.
     """
 
-    def __init__(self, servers: FakeServers, launch: Launch, path: Path, listen: Sequence[str] = ()) -> None:
-        loop = asyncio.get_running_loop()
-        self.servers, self.launch, self.socket, self.listen = servers, launch, path, listen
+    def __init__(self, servers: FakeServers, order: StartOrder, path: Path) -> None:
+        loop, launch = asyncio.get_running_loop(), order.launch
+        self.servers, self.order, self.launch, self.socket = servers, order, launch, path
+        self.listen = order.listen
         # Copied at the start: a test may release later servers before this one has run.
         self.held = servers.hold
         self.log = ServerLog(path.with_suffix(".log"))
@@ -62,8 +61,7 @@ class FakeServer:
         self.pins: list[handover.Pin] = []
         self.was_killed = self.stopped = self.hangs = False
         self.progress: StartProgress | None = None
-        self.env: dict[str, str] = {}
-        self.rate_limit: LimitedFetch | None = None
+        self.env, self.rate_limit = dict(order.environment), order.rate_limit
         self.ready.add_done_callback(lambda future: future.cancelled() or future.exception())
         self._task = loop.create_task(self._live())
 
@@ -227,9 +225,9 @@ class FakeServer:
 class FakeTemplate(FakeServer):
     """Template that forks nothing and exits when it is retired."""
 
-    def __init__(self, servers: FakeServers, launch: Launch, level: str, path: Path) -> None:
-        self.level, self.retired = level, False
-        super().__init__(servers, launch, path)
+    def __init__(self, servers: FakeServers, order: StartOrder, path: Path) -> None:
+        self.level, self.retired = order.template, False
+        super().__init__(servers, order, path)
 
     async def _live(self) -> None:
         if self.servers.templates_fail:
@@ -281,13 +279,12 @@ class FakeServers:
     def order_start(self, order: StartOrder) -> FakeServer | FakeTemplate:
         if order.template is not None:
             path = self.directory / "nobody.sock"
-            self.templates.append(FakeTemplate(self, order.launch, order.template, path))
+            self.templates.append(FakeTemplate(self, order, path))
             return self.templates[-1]
         if self.full:
             raise OSError(28, "No space left on device")
         path = self.directory / f"{len(self.begun)}.sock"
-        server = FakeServer(self, order.launch, path, order.listen)
-        server.env, server.rate_limit = dict(order.environment), order.rate_limit
+        server = FakeServer(self, order, path)
         self.begun.append(server)
         return server
 

@@ -114,13 +114,14 @@ class NodeServers:
         )
         try:
             env = {str(environment.VLLM_API_KEY): key, **self._get_shared_weights_env(order)}
+            gpu_bytes = order.memory if self.selects_device else 0
             if self.selects_device:
                 env |= {str(environment.CUDA_VISIBLE_DEVICES): str(order.rank.device)}
             launch = _build_launch(order)
             words, handover_key, more = enable_handover(launch, self.host, on_cpu=not self.selects_device)
             launch = replace(launch, args=launch.args.append(*words))
             server = self.servers.order_start(
-                StartOrder(launch, order.deadline_s, listen, env | more, rate_limit)
+                StartOrder(launch, order.deadline_s, listen, env | more, rate_limit, gpu_bytes=gpu_bytes)
             )
         except OSError as error:  # no descriptor, no disk, no process
             self._report(orders.RankEnded(worker, f"cannot start a server: {error.strerror or error}"))

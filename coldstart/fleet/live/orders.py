@@ -11,9 +11,6 @@ from coldstart.fleet.events import FoundRank, LaunchRank
 from coldstart.host.launches import Launch
 from coldstart.system import runtime
 
-DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
-"""vLLM's default of --gpu-memory-utilization."""
-
 
 class NodeLostError(Exception):
     """The server or its Ray actor cannot be reached."""
@@ -24,7 +21,8 @@ class RankOrder:
     """Order to start a rank. `master` is the address of a pipeline's first rank and a free port there, where the ranks meet.
 
     `rate` limits the weight fetch in bytes per second. None means no limit. A worker that is to replace a pipeline
-    fetches with lower priority. A server that makes no progress for `hang_timeout_s` seconds is killed.
+    fetches with lower priority. On a GPU, the server may use `memory` bytes of it: for a rank that a full worker is to
+    replace, this is less than the rank has reserved. A server that makes no progress for `hang_timeout_s` seconds is killed.
     """
 
     rank: LaunchRank
@@ -33,6 +31,7 @@ class RankOrder:
     hang_timeout_s: float
     master: tuple[str, int] | None = None
     rate: float | None = None
+    memory: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +90,14 @@ def build_rank_arguments(args: Arguments, ranks: int) -> Arguments:
     """Return the vLLM arguments for each of `ranks` ranks, with its share of the KV cache and device memory.
 
     The rest of the device memory is for other ranks or the full model (ParaServe, section 4.1.2). A rank stores KV
-    only for its own layers, so the pipeline can hold as many tokens as one worker.
+    only for its own layers, so the pipeline can hold as many tokens as one worker. The arguments are those of the rank's
+    bundle, so they do not depend on the server; `RankOrder.memory` limits the rank further.
     """
     share: tuple[str, ...] = ()
     if kv := args.get_integer("kv_cache_memory_bytes", 0):
         share = ("--kv-cache-memory-bytes", str(kv // ranks))
     elif not runtime.targets_cpu():
-        used = args.get_value("gpu_memory_utilization", DEFAULT_GPU_MEMORY_UTILIZATION)
-        share = ("--gpu-memory-utilization", f"{float(used) / ranks:.4g}")
+        share = ("--gpu-memory-utilization", f"{args.gpu_memory_share() / ranks:.4g}")
     return args.append("--pipeline-parallel-size", str(ranks), *share)
 
 

@@ -79,7 +79,9 @@ class Workers:
 
     async def _launch(self, ranks: list[LaunchRank]) -> None:
         first = ranks[0]
-        launch = self._state.models[first.model].launch
+        deployed = self._state.models[first.model]
+        # A full worker that starts later beside a rank needs the rest of what the rank has reserved.
+        part = deployed.spec.part(first.ranks)
         servers = [rank.server for rank in ranks]
         group = self._core.groups.get(first.group)
         choice = group.choice if group is not None and group.choice else None
@@ -99,7 +101,13 @@ class Workers:
                     rank,
                     "launch",
                     orders.RankOrder(
-                        rank, launch, limits.hold_s, limits.hang_timeout_s, master, process.rate
+                        rank,
+                        deployed.launch,
+                        limits.hold_s,
+                        limits.hang_timeout_s,
+                        master,
+                        process.rate,
+                        min(rank.memory, part),
                     ),
                 )
                 for rank in ranks

@@ -10,6 +10,7 @@ import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
+from math import floor, inf
 from pathlib import Path
 
 from coldstart.artifacts.bundle import accept_any
@@ -183,6 +184,17 @@ def build_device_environment(launch: Launch) -> Mapping[str, str]:
     names = [] if visible is None else [name.strip() for name in visible.split(",")]
     shown = (names[number] if number < len(names) else str(number) for number in launch.devices)
     return {str(environment.CUDA_VISIBLE_DEVICES): ",".join(shown)}
+
+
+def limit_gpu_memory(args: Arguments, limit_bytes: int) -> list[str]:
+    """Return vLLM arguments that limit a server to `limit_bytes` of its GPU, or none if `args` already set a lower limit.
+
+    vLLM requires this share of the GPU to be free when a server starts, even if `--kv-cache-memory-bytes` sets the size of
+    its KV cache. There is no limit if `limit_bytes` is 0 or the size of the GPU is unknown.
+    """
+    gpus = nvml.list_gpus() if limit_bytes else []
+    share = floor(limit_bytes / gpus[0].memory_bytes * 1e4) / 1e4 if gpus else inf
+    return ["--gpu-memory-utilization", str(share)] if share < args.gpu_memory_share() else []
 
 
 class MemoryMeter:

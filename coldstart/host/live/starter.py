@@ -56,8 +56,8 @@ class StartOrder:
     """Order to start a server for `launch`, or a template of the level `template`.
 
     `listen` contains vLLM's arguments for the listening address, which is a Unix socket by default. `environment`
-    contains additional environment variables. `rate_limit` applies to the fetch of the weights. `servers.ServerStarter` sets
-    `cache`, `templates` and `offline`.
+    contains additional environment variables. `rate_limit` applies to the fetch of the weights. The server may use
+    `gpu_bytes` bytes of its GPU; 0 sets no limit. `servers.ServerStarter` sets `cache`, `templates` and `offline`.
     """
 
     launch: Launch
@@ -66,6 +66,7 @@ class StartOrder:
     environment: Mapping[str, str] = field(default_factory=dict)
     rate_limit: LimitedFetch | None = None
     template: str | None = None
+    gpu_bytes: int = 0
     cache: str = ""
     templates: str = ""
     offline: bool = False
@@ -182,7 +183,7 @@ def supervise(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
     from coldstart.system import secrets, start_progress
 
     request = replace(
-        _request(order, (*order.listen, "--served-model-name", *order.launch.served_names)),
+        build_request(order, (*order.listen, "--served-model-name", *order.launch.served_names)),
         on_process_start=lambda pid: channel.send({"process": pid}),
         on_progress=lambda progress: channel.send({start_progress.KEY: asdict(progress)}),
     )
@@ -202,7 +203,11 @@ def supervise(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
     return code
 
 
-def _request(order: StartOrder, listen: Sequence[str] = ()) -> ServeRequest:
+def build_request(order: StartOrder, listen: Sequence[str] = ()) -> ServeRequest:
+    """Return the request that executes an order, with the bundle that was found for it. Raises the errors of a lookup.
+
+    `listen` contains vLLM's arguments for the listening address, and none for a template.
+    """
     from coldstart.host.live import profiles
     from coldstart.launch.planning import ServeRequest
     from coldstart.system.paths import Cache
@@ -213,7 +218,7 @@ def _request(order: StartOrder, listen: Sequence[str] = ()) -> ServeRequest:
     fetched = launch.weights_from is not None and not found.model.weight_files
     return ServeRequest(
         found,
-        listen,
+        (*listen, *profiles.limit_gpu_memory(found.vllm_args, order.gpu_bytes)),
         mode=launch.mode,
         without_bundle=launch.on_miss == WARN,
         ready_timeout=order.ready_timeout_s,
@@ -239,7 +244,7 @@ def _plan(request: ServeRequest) -> LaunchPlan:
 def _template(order: StartOrder, level: str, channel: json_lines.Channel) -> int:
     from coldstart.launch import preparation, template_pool
 
-    request, root = _request(order), Path(order.templates)
+    request, root = build_request(order), Path(order.templates)
     plan, model = _plan(request), request.lookup.model.name
     template = preparation.start_template(level, plan, model, order.ready_timeout_s, root=root)
     return _guard(template, channel, lambda: template_pool.stop_template(template, force=True))

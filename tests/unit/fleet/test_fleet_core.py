@@ -22,7 +22,7 @@ MODELS = [
     FleetModel("large", 40, 50, COSTS, ttft_s=9.0, tpot_s=0.2, batch=3, idle_s=40.0),
     FleetModel("kept", 20, 25, COSTS, batch=2, least=1, most=2),
 ]
-TWICE = [replace(model, held_twice=1.0) for model in MODELS[:2]]
+TWICE = [replace(MODELS[0], held_twice=1.0), replace(MODELS[1], memory=48, held_twice=1.0)]
 NAMES = [model.name for model in MODELS]
 
 
@@ -295,7 +295,7 @@ def test_pipeline_stops_after_its_last_stream() -> None:
     assert one.handle(events.Tick(), 13.0) == [] and device == [0]
     assert one.handle(events.RequestEnded("1"), 50.0) == [StopWorker(rank.worker) for rank in ranks]
     assert one.handle(events.WorkerEnded(ranks[0].worker), 51.0) == []
-    assert device == [ranks[0].memory - MODELS[1].memory]
+    assert device == [ranks[0].memory - TWICE[1].memory] == [12]
     assert one.handle(events.Tick(), 50.0 + MODELS[1].idle_s) == [StopWorker(single.worker)]
 
 
@@ -418,7 +418,7 @@ def test_a_pipeline_scales_up_to_what_came_while_it_started() -> None:
     assert [(a.beside, a.fetch) for a in singles] == [(rank.worker, 20) for rank in ranks]
     assert [a.request for a in actions if isinstance(a, DispatchRequest)] == list("12345")
     free = {server: one.roster.servers[server].free for server in (rank.server for rank in ranks)}
-    assert sorted(min(devices) for devices in free.values()) == [10, 10]
+    assert sorted(min(devices) for devices in free.values()) == [8, 8]
     assert one.handle(events.RankReady(singles[1].worker), 12.0) == [], "one by itself would be too few"
     moved = [
         action
@@ -431,7 +431,7 @@ def test_a_pipeline_scales_up_to_what_came_while_it_started() -> None:
     assert last == [StopWorker(rank.worker) for rank in ranks]
     for rank in ranks:
         one.handle(events.WorkerEnded(rank.worker), 15.0)
-    assert sorted(min(devices) for devices in free.values()) == [30, 30]
+    assert sorted(min(devices) for devices in free.values()) == [32, 32]
 
 
 def test_pipeline_without_memory_retains_one_worker() -> None:

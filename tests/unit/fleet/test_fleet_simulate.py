@@ -98,13 +98,3 @@ def test_every_request_ends_and_every_reservation_is_met(seed: int, placement: s
     assert [worker for worker, time in ended.items() if time > promised[worker] + 1e-6] == []
     if placement in ("pipeline", "cached"):
         assert sum(deadline < inf for deadline in promised.values()) > 10 and done.counts["streams_moved"]
-
-
-def test_core_makes_the_same_decisions_for_the_same_events() -> None:
-    """Decisions depend only on the events that a live controller receives."""
-    asked, servers, models = load(1)
-    record: Recording = []
-    simulate(asked, servers, models, FleetSettings(), core=recorded(record))
-    other = FleetCore(FleetSettings(), servers, models)
-    assert all(other.handle(event, time) == actions for time, event, actions in record)
-    assert len(record) > 1000

@@ -56,11 +56,11 @@ def publish(place: Path, section: Path, *, signed: bool = True, **kv: Any) -> Bu
     return publish_sections(Store(place / "store"), signer=signer, graphs=section, kv={"bytes": 1 << 20} | kv)
 
 
-def prepared(bundle: Bundle, place: Path) -> Any:
+def prepared(bundle: Bundle, place: Path, *words: str) -> Any:
     model = ResolvedModel("tiny", None, "org/tiny", None, {})
     lookup = BundleLookup(model, Arguments(), Cache(place / "cache"), bundle.key, bundle)
     return prepare.plan_with_bundle(
-        lookup, bundle, ServerWeights(lookup.model, Arguments()), trust=inspection.trust
+        lookup, bundle, ServerWeights(lookup.model, Arguments(words)), trust=inspection.trust
     )
 
 
@@ -86,10 +86,18 @@ def test_a_gpu_sizes_its_kv_cache_through_a_plan_for_each_rank(
     """No memory is requested before the start: a standby engine has its KV, while another engine uses the rest of the GPU."""
     for module, name in ((nvml, "read_gpu_state"), (prepare, "read_available_memory")):
         monkeypatch.setattr(module, name, lambda: pytest.fail("free memory was requested"))
-    plan = prepared(publish(place, rounds_bundle, plans=[PLAN, PLAN | {"rank": 1}]), place)
+    bundle = publish(place, rounds_bundle, plans=[PLAN, PLAN | {"rank": 1}])
+    plan = prepared(bundle, place)
     assert plan.engine.kv_plan == [PLAN, PLAN | {"rank": 1}]
     assert "kv" not in [f.stage for f in plan.fallbacks]
     assert "--kv-cache-memory-bytes" not in plan.vllm_args
+    # A server that may use half of the GPU less has that much less KV, whatever other processes hold of this half.
+    monkeypatch.setattr(nvml, "list_gpus", lambda: [nvml.Gpu("H", None, "9.0", 1000, "580")])
+    cut = PLAN | {"kv_cache_memory_bytes": 200, "free_memory_baseline": 500}
+    assert prepared(bundle, place, "--gpu-memory-utilization", "0.42").engine.kv_plan == [
+        cut,
+        cut | {"rank": 1},
+    ]
 
 
 @pytest.mark.usefixtures("on_gpu")

@@ -9,33 +9,21 @@ import pytest
 from coldstart.commands.fleet import render
 from support.fake_upstream import wait_until
 from support.fleet_rig import SETTINGS, FleetStage, deployment, fleet
+from tools.tiny_models import write_empty
 
+from coldstart.contract.arguments import Arguments
 from coldstart.fleet.specification import Costs, FleetSettings
+from coldstart.host.live.starter import build_request
+from coldstart.launch import planning
+from coldstart.system import runtime
+from coldstart.system.devices import nvml
 
 # Llama2-7B on A10 (tables 1 and 2 of the paper), in units of 1,000 bytes; an iteration of 30 ms, so that the three
 # objectives differ.
 SIZE, LINK, START_S, PREFILL_S, DECODE_S, HOP_S, TTFT_S = 12_500, 2000.0, 4.0, 1.5, 0.030, 0.001, 7.5
+# (s, w) by Algorithm 1 with equations 5 and 2 of the paper. One worker needs 6.25 + 1.5 s; two ranks need 4 s, and 3 s,
+# 2.25 s or 1.5 s with none, one or two full workers. A token then takes 60, 45 or 30 ms and two hops.
 BY_PAPER = {0.010: (1, 1), 0.040: (2, 2), 0.200: (2, 0)}
-
-
-def paper(tpot_s: float, least_full: int) -> tuple[int, int]:
-    """Return (s, w) of Algorithm 1 with equations 5 and 2 of the paper, for equal servers."""
-    for s in range(1, 5):
-        for w in range(least_full if s > 1 else 1, s + 1):
-            pace = s - w + w / s
-            ttft = max(START_S, SIZE / s / LINK) + PREFILL_S * pace + HOP_S * s
-            if ttft <= TTFT_S and DECODE_S * pace + HOP_S * s <= tpot_s:
-                return s, w
-    return 1, 1
-
-
-def test_objectives_by_hand() -> None:
-    """One worker needs 6.25 + 1.5 s; two ranks need 4 s, and 3 s, 2.25 s or 1.5 s with none, one or two full workers.
-
-    A token then takes 60, 45 or 30 ms and two hops.
-    """
-    assert {limit: paper(limit, 0) for limit in BY_PAPER} == BY_PAPER
-    assert paper(0.200, 1) == (2, 1)
 
 
 async def _start(stage: FleetStage, tpot_s: float) -> tuple[int, int]:
@@ -67,7 +55,7 @@ async def test_objective_changes_the_started_pipeline_as_in_the_paper(
             node.servers.hold = True
         chosen = await _start(stage, tpot_s)
         # A pipeline that is consolidated needs a worker to consolidate into.
-        assert chosen == paper(tpot_s, least_full=int(consolidate))
+        assert chosen == (BY_PAPER[tpot_s][0], max(BY_PAPER[tpot_s][1], int(consolidate)))
         status = stage.control.status()
         (group,) = status["models"][0]["groups"]
         assert group["choice"] in render(status)
@@ -101,3 +89,48 @@ async def test_hops_of_servers_are_measured_once_for_each_pair(tmp_path: Path) -
         assert all(server["hop_s"] > 0 for server in control.status()["servers"])
         control.lose_server("s1")
         assert control.core.roster.hops.keys() == {("s0", "s2")}
+
+
+GPU, CONTEXT = 80 << 30, 2 << 30
+LIMITS = {(): 0.92, ("--kv-cache-memory-bytes", "8000000000"): 0.92, ("--gpu-memory-utilization", "0.3"): 0.3}
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("words", LIMITS)
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+async def test_rank_and_the_full_worker_beside_it_fit_on_one_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, words: tuple[str, ...]
+) -> None:
+    from vllm.config import CacheConfig
+    from vllm.utils.mem_utils import MemorySnapshot
+    from vllm.v1.worker.utils import request_memory
+
+    def request(args: Arguments, free: int) -> int:
+        share = args.get_value("gpu_memory_utilization", CacheConfig().gpu_memory_utilization)
+        found = MemorySnapshot(device="cuda", auto_measure=False, total_memory=GPU, free_memory=free)
+        return request_memory(found, CacheConfig(gpu_memory_utilization=share))
+
+    model, others = str(write_empty(tmp_path / "model")), {2, 3, 4} - {ranks}
+    made = deployment("m", words=words, ttft_s=15.0, least=1, most=1)
+    launch = replace(made.launch, model=model, on_miss="warn")
+    spec = replace(made.spec, size=24 << 30, memory=48 << 30, held_twice=1.0)
+    spec = replace(spec, unavailable=dict.fromkeys(others, "other size"))
+    with monkeypatch.context() as patch:
+        patch.setattr(runtime, "targets_cpu", lambda: False)
+        async with fleet(tmp_path, ranks, GPU - 2 * CONTEXT, settings=FleetSettings(), network=2e9) as stage:
+            for node in stage.rig.nodes.values():
+                node.node.selects_device = True
+            stage.deploy(replace(made, launch=launch, spec=spec))
+            await wait_until(lambda: len(list(stage.rig.servers())) == ranks + 1)
+            (node,) = (one for one in stage.rig.nodes.values() if len(one.servers.begun) == 2)
+    monkeypatch.setattr(nvml, "list_gpus", lambda: [nvml.Gpu("H", None, "9.0", GPU, "580")])
+    own = {"cache": str(tmp_path / "cache"), "offline": True}
+    orders = [replace(server.order, **own) for server in node.servers.begun]
+    rank, full = (planning.plan(build_request(order, order.listen)).vllm_args for order in orders)
+    asked = request(rank, GPU - CONTEXT)
+    assert asked <= spec.part(ranks) and request(full, GPU - 2 * CONTEXT - asked) <= spec.memory
+    # What the user typed, or vLLM's default, remains the upper limit, of all ranks together.
+    assert Arguments().gpu_memory_share() == CacheConfig().gpu_memory_utilization
+    assert (
+        full.gpu_memory_share() <= LIMITS[words] and rank.gpu_memory_share() <= LIMITS[words] / ranks + 1e-4
+    )

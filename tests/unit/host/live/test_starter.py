@@ -14,10 +14,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 from support.processes import wait_until
+from tools.tiny_models import write_empty
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.environment import SUPERVISOR_PID
@@ -82,17 +81,17 @@ def _all(lease: json_lines.Channel) -> list[dict[str, Any]]:
 
 
 def test_client_learns_how_to_build_the_bundle_that_a_start_lacks(tmp_path: Path) -> None:
-    message = _describe_start(tmp_path, args=Arguments(["--seed", "1"]))
+    model, message = str(tmp_path / "model"), _describe_start(tmp_path, args=Arguments(["--seed", "1"]))
     with pytest.raises(NoBundleError) as missing:
         supervise(message, SimpleNamespace(send=lambda _: None))  # type: ignore[arg-type]
     failure = describe_failure(missing.value)
-    assert failure and failure.hint == f"run `coldstart materialize {tmp_path} -- --seed 1`, then retry"
+    assert failure and failure.hint == f"run `coldstart materialize {model} -- --seed 1`, then retry"
     core = Core([ModelSpec.with_two_tiers("m", 10, 1.0)], HostSettings(memory=10, policy="lru"))
     core.handle(RequestArrived("1", "m"), 0.0)
     failed = ModelFailed("m", failure.message, hint=failure.hint, code=failure.code)
     (refused,) = core.handle(failed, 1.0)
     assert isinstance(refused, RejectRequest)
-    assert failure.message.replace(str(tmp_path), "<path>") in refused.reason
+    assert failure.message.replace(model, "<path>") in refused.reason
     assert refused.hint == "run `coldstart materialize <path> -- --seed 1`, then retry"
 
 
@@ -217,14 +216,9 @@ starter.main(socket.socketpair()[0].detach())
 
 def _describe_start(tmp_path: Path, **launch: Any) -> dict[str, Any]:
     """Write a model and return the message that orders its start."""
-    (tmp_path / "config.json").write_text(
-        json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama"})
-    )
-    save_file({"a": np.zeros(4, np.float32)}, tmp_path / "model.safetensors")
-    own = str(tmp_path / "own")
-    return StartOrder(
-        Launch("m", str(tmp_path), **launch), 1.0, cache=own, templates=own, offline=True
-    ).encode()
+    model, own = write_empty(tmp_path / "model"), str(tmp_path / "own")
+    order = StartOrder(Launch("m", str(model), **launch), 1.0, cache=own, templates=own, offline=True)
+    return order.encode()
 
 
 def test_supervisor_finds_the_modules_of_a_start_imported(tmp_path: Path) -> None:
