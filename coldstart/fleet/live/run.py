@@ -112,7 +112,7 @@ class FleetUp:
         self.on_listening(fleet)
         self.log.write("listening", url=fleet.url, ray=address)
         try:
-            await self.http.serve(sockets=[sock])
+            await self.http.serve_process(sock)
         finally:
             local_state.remove_fleet()
             watched.cancel()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import os
 import resource
 import socket
@@ -39,6 +40,15 @@ class GatewayServer(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def serve_process(self, sock: socket.socket) -> None:
+        """Serve on `sock` until the server stops. A process calls this once, when it has created all that it serves with.
+
+        A full garbage collection stops all streams, so exempt what exists now, mostly imported modules, from collections.
+        """
+        gc.collect()
+        gc.freeze()
+        await self.serve(sockets=[sock])
 
     def stop(self, *, at_once: bool = False) -> None:
         """Accept no more connections, and exit when the running requests have ended, or immediately if `at_once` is set."""

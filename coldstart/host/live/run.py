@@ -106,7 +106,7 @@ class ModelHost:
         self.on_listening(facts.url, self.file)
         self.log.write("listening", url=facts.url, models=list(self.file.catalogue.launches))
         try:
-            await self.server.serve(sockets=[sock])
+            await self.server.serve_process(sock)
         finally:
             self._tasks.cancel()
             if not self.driver.facts.stopping:

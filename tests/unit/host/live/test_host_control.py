@@ -1,6 +1,7 @@
 """Control of a running host over HTTP and by its commands: load, unload, logs, reload and stop."""
 
 import asyncio
+import gc
 import json
 import os
 import re
@@ -97,8 +98,11 @@ async def _start_command(served: Served, *words: str) -> asyncio.subprocess.Proc
 
 
 def test_commands_control_a_running_host(served: Served) -> None:
+    frozen = gc.get_freeze_count()
+
     async def work(served: Served) -> None:
         assert "a is ready after" in await _command(served, "load", "a")
+        assert gc.get_freeze_count() > frozen, "a full collection stops all streams, so it visits little"
         assert "a was already ready\n" in await _command(served, "load", "a")
         assert "a said so" in await _command(served, "logs", "a")
         assert "no server of model b" in await _command(served, "logs", "b", code=1)
