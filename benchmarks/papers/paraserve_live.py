@@ -251,8 +251,9 @@ def tokens() -> Found:
     for dtype, flags in product(("float32", "bfloat16"), ((), ("--enforce-eager",))):
         answers = [generate_tokens(ranks, dtype, flags) for ranks in (1, RANKS)]
         what = f"{dtype}, {'eager' if flags else 'compiled'}"
-        if failed := [found for found in answers if isinstance(found, str)]:
-            shown, details[what] = f"{len(failed)} of 2 servers failed", failed
+        servers = zip(("one worker", "two ranks"), answers, strict=True)
+        if failed := {name: found for name, found in servers if isinstance(found, str)}:
+            shown, details[what] = f"did not start: {', '.join(failed)}", failed
         else:
             differ = [[a != b for a, b in zip(*each, strict=True)] for each in zip(*answers, strict=True)]
             first = details[what] = sorted(one.index(True) + 1 for one in differ if any(one))
@@ -268,7 +269,7 @@ def generate_tokens(ranks: int, dtype: str, flags: Sequence[str]) -> list[list[i
     subject = ModelUnderTest("tiny-llama", "tiny-llama", words, ("--on-miss", "warn"))
     random = Random(0)
     prompts = [[random.randrange(10, 1900) for _ in range(length)] for length in range(20, 500, 60)]
-    os.environ |= LOCAL
+    os.environ |= LOCAL | {"OMP_NUM_THREADS": "1"}
     try:
         with (
             TemporaryDirectory() as work,
@@ -276,9 +277,9 @@ def generate_tokens(ranks: int, dtype: str, flags: Sequence[str]) -> list[list[i
         ):
             client = CompletionClient(HOST, server.files.port)
             client.await_first_token("a", deadline_s=time.monotonic() + START_S, check=server.check_alive)
-            return [list(client.complete(prompt, TOKENS).tokens) for prompt in prompts]
+            return [list(client.complete(prompt, BURST_TOKENS).tokens) for prompt in prompts]
     except CommandFailedError as error:
-        return f"{error}"[-2000:]
+        return f"{error}".splitlines()[-1]
 
 
 MEASURED = declare(figure13, figure14, links, tpot, tokens, kind="measured")
