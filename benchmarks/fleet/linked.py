@@ -52,7 +52,6 @@ from tests.tools.link_cluster import LinkCluster, find_missing, link_cluster  # 
 
 NAMESPACE, READY_S, POLL_S = "BENCHMARK_NAMESPACE", 180.0, 0.02
 CLONE_NEWNS, CLONE_NEWNET, MS_BIND, MS_REC, MS_PRIVATE = 0x00020000, 0x40000000, 0x1000, 0x4000, 1 << 18
-
 LOCAL = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
