@@ -86,8 +86,7 @@ def build_template(plan: LaunchPlan, level: str) -> components.Fallbacks:
         executor.prebuild_worker(config, arguments)
         # gloo listens even for a group of one rank, and a thawed template would need the same ports again.
         addresses.close_listening_sockets()
-    # Native threads (/proc/self/task) are not counted: numpy's OpenBLAS always has one for each further core. It stops them
-    # around a fork itself.
+    # Native threads (/proc/self/task) are not counted: a process that has imported numpy and vLLM always has some.
     if threading.active_count() > 1:
         raise RuntimeError(
             f"cannot fork servers while other threads run: {', '.join(t.name for t in threading.enumerate())}"
