@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from support.processes import wait_until
-from tools.bursts import LOCAL, begin_stream, finish_stream, metrics, open_client, post
-from tools.machine import READY_S, TRACED, Machine, Served
+from tools.bursts import LOCAL, begin_stream, finish_stream, open_client, post
+from tools.machine import TRACED, Machine, Served
 
 from coldstart.contract import handover
 from coldstart.contract.handover import Pull
 from coldstart.host.live.continuation import COMPLETIONS, Continuation
 from coldstart.vllm.handover import handover_arguments
 
-# By day, unit/fleet/live/test_kv_transfer.py and test_moves.py show the protocol and its faults, without vLLM.
+# By day, unit/fleet/live/test_kv_transfer.py and test_moves.py show the protocol and its faults, without vLLM, and
+# unit/vllm/test_handover_scheduler.py the blocks and rights to them, on the block manager of vLLM.
 pytestmark = [pytest.mark.vllm, pytest.mark.nightly]
 
 KEYS = {"source": "5" * 64, "target": "7" * 64}
@@ -82,8 +82,8 @@ def pair(machine: Machine, request: pytest.FixtureRequest) -> Iterator[Pair]:
             yield Pair(source, target, nixl)
 
 
-def _begin(pair: Pair, prompt: list[int], request: str, tokens: int = TOKENS) -> tuple[Continuation, Any]:
-    return begin_stream(pair.source, "tiny-llama", prompt, request, tokens, MOVED_AFTER)
+def _begin(pair: Pair, prompt: list[int], request: str) -> tuple[Continuation, Any]:
+    return begin_stream(pair.source, "tiny-llama", prompt, request, TOKENS, MOVED_AFTER)
 
 
 def _loads(served: Served) -> int:
@@ -148,32 +148,6 @@ def test_lost_kv_is_computed(pair: Pair, stayed: tuple[list[int], list[int]], fa
     assert _loads(pair.target) == loads and not pair.has_loaded(stream, pull)
 
 
-def test_no_other_client_can_hold_or_read_a_request(pair: Pair) -> None:
-    request = secrets.token_hex(8)
-    stream, response = _begin(pair, pair.prompt(20), request)
-    for pin, key in (
-        (handover.Pin(request, 20, "0" * 64), KEYS["source"]),
-        (handover.Pin("another", 20, handover.digest_tokens(stream.prompt or ())), KEYS["source"]),
-        (handover.Pin(request, 20, handover.digest_tokens(stream.prompt or ())), "guessed"),
-    ):
-        body = {
-            "model": "tiny-llama",
-            "prompt": [1],
-            "max_tokens": 1,
-            handover.PARAMETER: handover.sign(key, pin),
-        }
-        assert json.loads(post(pair.source, json.dumps(body).encode()).read())[handover.PARAMETER] is None
-    assert len(finish_stream(stream, response)) == TOKENS
-
-
-def test_the_blocks_of_an_ended_lease_are_free(pair: Pair) -> None:
-    request = secrets.token_hex(8)
-    stream, response = _begin(pair, pair.prompt(300), request)
-    assert pair.hold(stream, request) is not None
-    response.close()
-    wait_until(lambda: _used(pair.source) == 0, READY_S)
-
-
 def test_a_host_moves_a_stream_to_the_server_that_replaces_its_own(machine: Machine, tmp_path: Path) -> None:
     file, rows = tmp_path / "host.toml", machine.root / "host" / "log"
 
@@ -212,11 +186,3 @@ def test_a_host_moves_a_stream_to_the_server_that_replaces_its_own(machine: Mach
         (moved,) = (one for one in events if one["event"] == "moved")
         assert moved["with_kv"] and 0 < moved["made"] < 900
         assert read(ask(TOKENS)) == stays
-
-
-def _used(served: Served) -> float:
-    # A lease ends in an iteration, and an idle server has none.
-    post(served, json.dumps({"model": "tiny-llama", "prompt": [1], "max_tokens": 2}).encode()).read()
-    lines = metrics(served)
-    (value,) = (line.split()[-1] for line in lines if line.startswith("vllm:kv_cache_usage_perc{"))
-    return float(value)
