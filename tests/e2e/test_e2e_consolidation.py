@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import Event
@@ -15,7 +14,7 @@ import psutil
 import pytest
 from tools.bursts import LOCAL, begin_stream, finish_stream, post
 from tools.machine import TRACED, Machine, Served
-from tools.memory import measure_private_bytes, watch_memory
+from tools.memory import measure_private_bytes, run_beside, watch_memory
 
 from coldstart.contract import handover
 from coldstart.contract.handover import Pull
@@ -100,19 +99,14 @@ def _move(stream: Continuation, request: str, first: Served, full: Served) -> li
 @contextmanager
 def _answering(ask: Callable[[], Any]) -> Iterator[list[Any]]:
     """Ask again and again in the background; the answers are in the list."""
-    end, answers = Event(), list[Any]()
+    answers = list[Any]()
 
-    def run() -> None:
+    def run(end: Event) -> None:
         while not end.is_set():
             answers.append(ask())
 
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(run)
-        try:
-            yield answers
-        finally:
-            end.set()
-        running.result()
+    with run_beside(run):
+        yield answers
 
 
 def test_two_ranks_become_one_worker_with_the_weights_held_once(

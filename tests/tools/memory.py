@@ -21,14 +21,27 @@ def measure_private_bytes(pids: Iterable[int]) -> int:
 
 
 @contextmanager
+def run_beside(work: Callable[[Event], None]) -> Iterator[None]:
+    """Run `work` in a thread beside the block. It must end when its event is set, and its error is raised then."""
+    end = Event()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(work, end)
+        try:
+            yield
+        finally:
+            end.set()
+        running.result()
+
+
+@contextmanager
 def watch_memory(find_pids: Callable[[], Iterable[int]]) -> Iterator[list[tuple[float, int]]]:
     """Yield a list that receives the time and `measure_private_bytes` of processes 20 times a second during the block.
 
     Page tables are read again only if a kernel counter of a process moved by 1 MiB, because reading them takes long.
     """
-    samples, end = list[tuple[float, int]](), Event()
+    samples = list[tuple[float, int]]()
 
-    def run() -> None:
+    def run(end: Event) -> None:
         due, held, before = time.monotonic(), 0, dict[int, int]()
         while not end.wait(max(0.0, due - time.monotonic())):
             due, pages = due + 0.05, dict[int, int]()
@@ -38,10 +51,5 @@ def watch_memory(find_pids: Callable[[], Iterable[int]]) -> Iterator[list[tuple[
             held, before = held if pages == before else measure_private_bytes(pages), pages
             samples.append((time.monotonic(), held))
 
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(run)
-        try:
-            yield samples
-        finally:
-            end.set()
-        running.result()
+    with run_beside(run):
+        yield samples
