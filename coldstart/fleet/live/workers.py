@@ -191,16 +191,16 @@ class Workers:
     def _record_join_time(self, up: orders.RankUp, first: LaunchRank, ranks: list[EngineProcess]) -> None:
         """Record the seconds from loaded weights to ready if every rank fetched its weights.
 
-        For a single worker with local weights, record instead the seconds until its weights were loaded.
+        For a single worker with local weights, record instead the seconds until its weights were loaded. Do so as well if the
+        group was ready before its runtime should have been: it started from a template, and the bundle's start did not.
         """
         model = self._core.models[first.model].spec
         costs = model.costs
+        loaded_s = up.start_s - model.group_costs(first.ranks).join_s * first.ranks
         if [one.fetched for one in ranks] == [None] and not self._state.models[
             first.model
         ].launch.weights_from:
-            known = self._state.record_load_time(first.model, up.start_s - model.group_costs(1).join_s)
-            if known is not None:
-                self._emit(events.ModelDeployed(known))
+            self._record_load_time(first.model, loaded_s)
             return
         servers = self._core.roster.servers
         terms = [
@@ -212,10 +212,18 @@ class Workers:
         ]
         if len(terms) != first.ranks:
             return
+        fetched_s = max(one.fetched.seconds for one in ranks if one.fetched)
+        if fetched_s < up.start_s < max(terms) <= costs.runtime_s:
+            self._record_load_time(first.model, loaded_s)
+            return
         seconds = up.start_s - max(terms)
         self._log.write("joined", group=first.group, seconds=round(seconds, 3))
         if (spec := self._state.record_join_time(first.model, len(terms), seconds)) is not None:
             self._emit(events.ModelDeployed(spec))
+
+    def _record_load_time(self, name: str, seconds: float) -> None:
+        if (known := self._state.record_load_time(name, seconds)) is not None:
+            self._emit(events.ModelDeployed(known))
 
     def _record_end(self, ended: orders.RankEnded, *, was_reached: bool = True) -> None:
         process = self.processes.pop(ended.worker, None)

@@ -110,6 +110,20 @@ async def test_start_with_local_weights_shows_the_time_of_the_runtime(tmp_path: 
         assert FleetState(tmp_path / "state.json").models["a"].spec.costs.library_s == after
 
 
+async def test_start_that_is_faster_than_its_runtime_corrects_the_time_of_the_runtime(tmp_path: Path) -> None:
+    async with fleet(tmp_path, count=1) as stage:
+        control, made = stage.control, deployment("a")
+        costs = replace(made.spec.costs, library_s=40.0)
+        stage.deploy(replace(made, spec=replace(made.spec, recorded={1: 1.0}, costs=costs)))
+        assert (await stage.ask("a"))[0] == 200
+        up, before = control.workers.processes["a#1.0"].up, control.core.models["a"].spec.costs.library_s
+        assert up is not None and before > 5.3
+        control.workers.process_event(RankFetched("a#1.0", 64 << 20, 4.0, False))
+        control.workers.process_event(replace(up, start_s=5.3))
+        spec = control.core.models["a"].spec
+        assert spec.costs.library_s == pytest.approx((before + 4.3) / 2) and spec.joins == {}
+
+
 async def test_observed_rate_of_a_full_disk_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
