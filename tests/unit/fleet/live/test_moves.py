@@ -141,6 +141,27 @@ async def test_sampled_stream_moves_after_tokens_that_arrived_together(tmp_path:
         await wait_until(lambda: all(rank.ended.done() for rank in ranks))
 
 
+async def test_moves_whose_clients_left_give_way_to_the_next(tmp_path: Path) -> None:
+    """A worker takes two streams at a time, and a move without an end would occupy it for a minute."""
+    async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
+        ranks, beside = await _pipeline(stage)
+        ranks[0].servers = replace(ranks[0].servers, pause_s=0.05)
+        beside.servers = replace(beside.servers, pause_s=300.0)
+        streams = [
+            asyncio.create_task(stage.events("a", f"{n}", max_tokens=400, temperature=0)) for n in range(3)
+        ]
+        tickets = stage.control._tickets
+        await wait_until(lambda: [one.continuation is not None for one in tickets.values()] == [True] * 3)
+        beside.gate.set()
+        await wait_until(lambda: sum(one.move is not None for one in tickets.values()) == 2)
+        moving = [one.continuation for one in tickets.values() if one.move is not None]
+        beside.servers = replace(beside.servers, pause_s=0.0)
+        for left in {int(stream.document["prompt"]) for stream in moving if stream is not None}:
+            streams[left].cancel()
+        (last,) = (stream for stream in streams if not stream.cancelling())
+        assert len(_ids(await last)) == 400 and stage.control.moves.moved_count == 1
+
+
 async def test_unmovable_stream_ends_in_the_pipeline(tmp_path: Path) -> None:
     async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
         ranks, stays = await _stay(stage, 30)
