@@ -90,7 +90,7 @@ def loaded_bytes(served: Served) -> float:
 
 def check_that_an_urgent_request_overtakes(served: Served, tokens: int = URGENT_TOKENS) -> None:
     """Send a request last with a negative priority, which keeps it first."""
-    late = count_overtaken(
-        served, list(map(body, range(REQUESTS))), body(REQUESTS, tokens) | {"priority": -1}
-    )
+    # The others are longer than elsewhere: on a busy machine many of short ones end before this process sees that all arrived.
+    others = [body(number, URGENT_TOKENS) for number in range(REQUESTS)]
+    late = count_overtaken(served, others, body(REQUESTS, tokens) | {"priority": -1})
     assert late >= REQUESTS // 2, f"{REQUESTS - late} of {REQUESTS} ended before the urgent one"
