@@ -112,7 +112,7 @@ class Moves:
             )
         if pull is not None:
             pull = await self._hold_kv(ticket, source, target, stream, at_end=True)
-        # A sampled stream cannot stop between tokens that arrived together, whose text is not that of one token each.
+        # Several tokens that arrive together share one text. A sampled stream can stop only after a token with its own text.
         patience = self._clock() + TEXT_TIMEOUT_S
         while not (stream.finished or stream.is_resumable) and self._clock() < patience:
             await asyncio.sleep(TEXT_POLL_S)
@@ -139,7 +139,7 @@ class Moves:
         return settled.result()
 
     async def _has_loaded(self, target: Replica, stream: Continuation, pull: Pull) -> bool:
-        """Return whether the target has loaded the KV that it was sent for, and has not computed it again."""
+        """Return whether the target reports that it loaded the KV that `pull` names. Otherwise, it recomputed the tokens."""
         query = stream.build_message_request(target.handover_key, handover.LoadQuery(pull.pin))
         response = await self._complete(target, query, HOLD_TIMEOUT_S)
         message, _ = _decode(target.handover_key, response)

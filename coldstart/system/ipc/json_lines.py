@@ -58,7 +58,7 @@ class Channel(AbstractContextManager["Channel"]):
             self.socket.sendall(memoryview(line)[sent:])
 
     def try_send(self, message: Mapping[str, Any]) -> None:
-        """Send a message. Ignore a peer that has disconnected, because its disconnect also ends the lease."""
+        """Send a message. Do nothing if the peer has disconnected, which callers notice when they receive."""
         with suppress(OSError):
             self.send(message)
 
