@@ -7,7 +7,8 @@ import pytest
 from tools.bursts import ARGUMENTS, LOCAL, POOL_BYTES, SWAPPING, body, count_overtaken, counters, together
 from tools.machine import TRACED, Machine, Served
 
-# One rank is in test_e2e_scheduler.py, two with fakes are in property/test_scheduler.py.
+# Skip-join MLFQ on one rank is in test_e2e_scheduler.py, and on two with fakes in property/test_scheduler.py. DeadlinePolicy
+# on one rank, with the priorities and classes of clients, is in property/test_deadline_carrier.py.
 pytestmark = [pytest.mark.vllm, pytest.mark.nightly]
 
 WAYS = {

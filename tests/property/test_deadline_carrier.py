@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from pkgutil import resolve_name
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,9 +20,10 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
+from coldstart.contract.plan import LaunchPlan
 from coldstart.scheduling.deadline import PRIORITY_SPAN_US
 from coldstart.scheduling.settings import KEY, SchedulerSettings
-from coldstart.vllm.scheduling import SCHEDULER_CLS, deadlines, headers, kv_transfer_config, scheduler
+from coldstart.vllm.scheduling import KEEP_HEADERS, SCHEDULER_CLS, kv_transfer_config, scheduler, settle
 from coldstart.vllm.scheduling.offload import CpuPoolWorker
 from coldstart.vllm.scheduling.virtual_engine import make_request
 
@@ -43,7 +45,8 @@ def test_vllms_queue_orders_by_priority_and_then_by_deadline(monkeypatch: pytest
 
     monkeypatch.setattr(AsyncLLM, "__init__", lambda self, kind: setattr(self, "vllm_config", kind))
     monkeypatch.setattr(AsyncLLM, "add_request", add)
-    client = deadlines.DeadlineLLM(config(policy="deadline"))
+    wanted = config(policy="deadline")
+    client = settle.choose_engine_client(wanted, LaunchPlan([]))(wanted)
     rows = [("long", 900, 0), ("short", 5, 0), ("late", 5, 1), ("first", 900, -1)]
     for name, tokens, own in rows:
         prompt = {"type": "token", "prompt_token_ids": list(range(tokens))}
@@ -71,13 +74,14 @@ def test_the_class_of_a_key_or_a_header_counts_for_a_request_without_a_priority(
     (tmp_path / "key").write_text("secret")
     file = tmp_path / "classes.toml"
     file.write_text('[a]\npriority = -5\nheader = "X-Class: a"\n[b]\npriority = 7\nkey_file = "key"\n')
-    client = deadlines.DeadlineLLM(config(policy="deadline", classes=str(file)))
+    wanted = config(policy="deadline", classes=str(file))
+    client = settle.choose_engine_client(wanted, LaunchPlan([]))(wanted)
 
     async def ask(scope: Any, receive: Any, send: Any) -> None:
         # As vLLM's endpoints do, some of them in a task of their own.
         await asyncio.create_task(client.add_request("a", None, None, priority=receive))
 
-    served = headers.KeepHeaders(ask)
+    served = resolve_name(KEEP_HEADERS)(ask)
     by_key, by_header = (b"authorization", b"Bearer secret"), (b"x-class", b"a")
     for found, own in (([by_key], 0), ([by_header], 0), ([], 0), ([by_key], 3), ([by_header], -9)):
         asyncio.run(served({"type": "http", "headers": found}, own, None))

@@ -3,7 +3,7 @@
 import json
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -46,27 +46,22 @@ def together(served: Served, bodies: Sequence[dict[str, Any]]) -> list[list[int]
     return answers
 
 
-def answer(served: Served, given: dict[str, Any], headers: Mapping[str, str] | None = None) -> list[int]:
-    with urllib.request.urlopen(_request(served, given, headers or {}), timeout=READY_S) as response:
+def answer(served: Served, given: dict[str, Any]) -> list[int]:
+    with post(served, json.dumps({"model": "tiny-llama", **given}).encode()) as response:
         return list(json.load(response)["choices"][0]["token_ids"])
 
 
-def count_overtaken(
-    served: Served,
-    sent: Sequence[dict[str, Any]],
-    last: dict[str, Any],
-    headers: Mapping[str, str] | None = None,
-) -> int:
+def count_overtaken(served: Served, sent: Sequence[dict[str, Any]], last: dict[str, Any]) -> int:
     """Send `last` once the engine has received all others; return how many of them end after it."""
 
-    def end(given: dict[str, Any], headers: Mapping[str, str] | None = None) -> float:
-        answer(served, given, headers)
+    def end(given: dict[str, Any]) -> float:
+        answer(served, given)
         return time.monotonic()
 
     with ThreadPoolExecutor(len(sent) + 1) as pool:
         others = [pool.submit(end, one) for one in sent]
         wait_until(lambda: sum(one.done() for one in others) + _count_live(served) >= len(sent))
-        ended = pool.submit(end, last, headers).result()
+        ended = pool.submit(end, last).result()
         return sum(other.result() > ended for other in others)
 
 
@@ -87,12 +82,6 @@ def metrics(served: Served) -> list[str]:
     with urllib.request.urlopen(f"{served.report['url']}/metrics", timeout=30) as response:
         lines: list[str] = response.read().decode().splitlines()
     return lines
-
-
-def _request(served: Served, given: dict[str, Any], headers: Mapping[str, str]) -> urllib.request.Request:
-    data = json.dumps({"model": "tiny-llama", **given}).encode()
-    headers = {"Content-Type": "application/json", **headers}
-    return urllib.request.Request(f"{served.report['url']}/v1/completions", data, headers)
 
 
 LOCAL = {

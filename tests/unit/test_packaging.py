@@ -14,7 +14,6 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 from coldstart.artifacts.sign import load_host_key
-from coldstart.commands.cli import COMMANDS
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -167,46 +166,6 @@ def test_no_installed_package_lacks_another_except_the_absent_ones() -> None:
     # The CUDA build of torch replaces an unavailable CPU build; its version is the same.
     mismatches = [line for line in done.stdout.splitlines() if "has requirement" in line]
     assert all("has requirement torch==2.13.0+cpu" in line for line in mismatches), done.stdout
-
-
-@pytest.fixture(scope="module")
-def bare(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with an environment of the wheel and its dependencies from PyPI, without any extra."""
-    place = tmp_path_factory.mktemp("bare")
-    subprocess.run([sys.executable, "-m", "venv", str(place / "environment")], check=True)
-    (wheel,) = built.glob("*.whl")
-    pip = [str(place / "environment/bin/python"), "-m", "pip", "install", "--no-compile", str(wheel)]
-    done = subprocess.run(pip, cwd=place, capture_output=True, text=True, check=False, env=_isolate_pypi())
-    assert done.returncode == 0, done.stdout + done.stderr
-    return place
-
-
-@pytest.mark.slow
-@pytest.mark.nightly  # test_architecture.py and cli/test_cli_exit_codes.py show the same without an installation
-def test_a_bare_install_runs_the_core_and_names_the_extra_of_other_commands(bare: Path) -> None:
-    assert _run(bare, 0, "--version").startswith("coldstart 0.")
-    assert "coldstart install cpu" in _run(bare, 1, "doctor")
-    assert "Imported 1" in _run(bare, 0, "import", str(ROOT / "tests/golden/bundle-v1.tar"))
-    assert "org/tiny:v1" in _run(bare, 0, "list")
-    assert "1 valid" in _run(bare, 0, "validate", "org/tiny", "--level", "checksum")
-    assert "Exported 1" in _run(bare, 0, "export", "org/tiny", "--to", "one.tar")
-    assert "hint: run `coldstart install fleet`" in _run(bare, 2, "fleet", "up")
-    for name in COMMANDS:
-        assert "Usage: coldstart" in _run(bare, 0, name, "--help")
-
-
-def _run(place: Path, code: int, *argv: str, **variables: str) -> str:
-    """Run a command of the bare environment, check its exit code and return its output."""
-    own = {"COLDSTART_CACHE_DIR": str(place / "cache"), "XDG_STATE_HOME": str(place / "state")}
-    environment = {"PATH": "/usr/bin:/bin", "HOME": str(place), **own, **variables}
-    command = [str(place / "environment/bin/coldstart"), *argv]
-    done = subprocess.run(
-        command, cwd=place, capture_output=True, text=True, check=False, env=environment, timeout=540
-    )
-    said = done.stdout + done.stderr
-    assert done.returncode == code, said
-    assert "Traceback" not in said and "internal error" not in said
-    return said
 
 
 HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"

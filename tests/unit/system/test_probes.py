@@ -30,6 +30,8 @@ def test_every_missing_requirement_has_a_hint(tmp_path: Path) -> None:
 def test_probe_checks_the_version_of_vllm(monkeypatch: pytest.MonkeyPatch, version: str, status: str) -> None:
     monkeypatch.setattr(runtime, "find_vllm_distribution", lambda: ("vllm", version))
     assert probes.probe_vllm().status == status
+    monkeypatch.setattr(runtime, "find_vllm_distribution", lambda: None)
+    assert "coldstart install cpu" in str(probes.probe_vllm().hint)
 
 
 def test_a_cpu_without_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
