@@ -310,6 +310,7 @@ async def test_drained_server_stops_when_its_streams_have_moved(
         facts = stage.control.facts.get_model("a")
         await wait_until(lambda: facts.chunks_streamed >= 3)
         (first,) = stage.rig.servers()
+        assert ('"host": "127.0.0.1"' in " ".join(first.launch.args)) is not bool(words)
         (worker,) = stage.control.core.groups["a#1"].workers
         stage.control.drain(worker.server)
         if can_move:
