@@ -111,7 +111,13 @@ def _list_facts(bundle: Bundle) -> list[tuple[str, object]]:
     verification = "not recorded"
     if (start := inspection.read_verification_start(bundle)) is not None:
         device = f", and {format_bytes(start.device_bytes)} on the device" if start.device_bytes else ""
-        for state, size in (("asleep", start.asleep_bytes), ("parked", start.parked_bytes)):
+        for state, size in (
+            ("of weights", start.weights_bytes),
+            ("of KV cache for one request", start.kv_floor_bytes),
+            ("at least", start.device_floor_bytes),
+            ("asleep", start.asleep_bytes),
+            ("parked", start.parked_bytes),
+        ):
             device += "" if size is None else f", {format_bytes(size)} {state}"
         memory = format_bytes(start.memory_bytes)
         verification = f"ready in {start.ready_s:.1f} s with {memory} of memory{device}"

@@ -48,6 +48,8 @@ from coldstart.weights import weights_plan as weights
 _RESTORED = ("graphs", "compile")
 # Largest share of a start without graphs that a start with them may take to count as shorter: starts differ by some percent.
 _SHORTER = 0.95
+# Bytes of each GPU by which a KV cache may miss its size: vLLM's share of a GPU is rounded, and so is the number of blocks.
+_ROUNDING = 64 << 20
 # Seconds within which the server of a test start must go to sleep.
 _SLEEP_S = 600.0
 
@@ -322,10 +324,29 @@ class Assembly:
             "memory_bytes": memory,
             # What a host or a fleet reserves on the device. vLLM's CPU build holds nothing there.
             "device_bytes": None if runtime.targets_cpu() else device.peak_bytes,
+            **({} if runtime.targets_cpu() else self._count_needs(device.peak_bytes)),
             **asleep,
             "spans": Timeline.read(self.locate_events("proof")).sum_phases(),
             "offline_spans": Timeline.read(self.locate_events("offline")).sum_phases(),
         }
+
+    def _count_needs(self, peak_bytes: int | None) -> dict[str, int]:
+        """Return the bytes that a server needs on its GPUs at least: for weights, for its KV cache, and for everything.
+
+        `device_floor_bytes` is missing if a smaller share of the GPU would not make the KV cache smaller. `peak_bytes` are
+        those of the test start.
+        """
+        sizing = self._read("kv")
+        ranks, plans = sizing.get("ranks", []), sizing.get("plans", [])
+        needs = {name: sum(rank[name] for rank in ranks) for name in ("weights_bytes", "kv_floor_bytes")}
+        # All ranks get the same share of their GPUs, so the one that needs most decides.
+        spare = [
+            plan["kv_cache_memory_bytes"] - rank["kv_floor_bytes"] - _ROUNDING
+            for plan, rank in zip(plans, ranks, strict=False)
+        ]
+        if peak_bytes and spare and min(spare) > 0:
+            needs["device_floor_bytes"] = peak_bytes - len(ranks) * min(spare)
+        return needs
 
     def _measure_asleep(self, place: Path, device: PeakMemory) -> dict[str, int | None]:
         """Return the device memory in bytes of the server at the socket `place` while it sleeps and while it is parked.

@@ -252,8 +252,9 @@ class VerificationStart(msgspec.Struct, frozen=True):
     """Measurements of the test start that verified a bundle: time to ready in seconds, and memory in bytes.
 
     `device_bytes` is the peak over all GPUs, and `asleep_bytes` and `parked_bytes` are what the engine occupied there
-    while it slept and while it was parked. They are None if they were not measured, as with vLLM's CPU build. `spans` are
-    the seconds of each stage, summed over all ranks.
+    while it slept and while it was parked. With the smallest KV cache that vLLM accepts, of `kv_floor_bytes`, the peak
+    would be `device_floor_bytes`, of which the weights take `weights_bytes`. They are None if they were not measured, as
+    with vLLM's CPU build. `spans` are the seconds of each stage, summed over all ranks.
     """
 
     ready_s: Annotated[float, msgspec.Meta(ge=0)]
@@ -261,6 +262,9 @@ class VerificationStart(msgspec.Struct, frozen=True):
     device_bytes: _Size | None = None
     asleep_bytes: _Size | None = None
     parked_bytes: _Size | None = None
+    weights_bytes: _Size | None = None
+    kv_floor_bytes: _Size | None = None
+    device_floor_bytes: _Size | None = None
     spans: dict[str, float] = {}
 
 

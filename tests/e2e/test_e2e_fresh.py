@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from coldstart.artifacts.store import Store
 from tools.machine import VLLM, Machine, Tokens
 
 pytestmark = pytest.mark.vllm
@@ -17,6 +18,10 @@ def test_the_bundle_is_complete_and_valid(machine: Machine, bundle: Any) -> None
     assert {section["type"] for section in shown["sections"]} >= SECTIONS
     assert shown["trust"]["ok"] and shown["provenance"]["arguments"] == list(VLLM)
     assert str(machine.root) not in json.dumps(shown)
+    kv: Any = Store(machine.cache / "bundles").find_by_reference(bundle.ref).read_json("kv")
+    # One request needs 512 tokens, and vLLM reserves a block.
+    floor = (-(-512 // kv["block_tokens"]) + 1) * (kv["bytes"] // kv["blocks"])
+    assert kv["ranks"] == [{"weights_bytes": 0, "kv_floor_bytes": floor}]
 
 
 def test_materialize_creates_nothing_when_the_bundle_exists(machine: Machine, bundle: Any) -> None:

@@ -227,15 +227,37 @@ def explain_missing_forward(engine: OfflineEngine) -> str | None:
 def describe_kv_cache(engine: OfflineEngine) -> dict[str, Any]:
     """Return the KV cache size that vLLM's profiling found, in bytes, blocks and tokens per block (MEDUSA, section 6).
 
-    On a GPU, the result also contains `plans`, one for each rank, which replace the profiling at a server start.
+    `ranks` contains what each rank needs at least. On a GPU, the result also contains `plans`, one for each rank, which
+    replace the profiling at a server start, unless the user has set the size and vLLM profiled nothing.
     """
     cache, notes = engine.config.cache_config, LaunchPlan.current().engine.kv_note
     sizing: dict[str, Any] = {
         "bytes": int(engine.core.available_gpu_memory_for_kv_cache),
         "blocks": int(cache.num_gpu_blocks),
         "block_tokens": int(cache.block_size),
+        "ranks": engine.core.model_executor.collective_rpc(measure_rank),
     }
-    return sizing | ({"plans": msgspec.to_builtins(kv_plan.read_plans(notes))} if notes else {})
+    if notes and any(notes.iterdir()):
+        sizing["plans"] = msgspec.to_builtins(kv_plan.read_plans(notes))
+    return sizing
+
+
+def measure_rank(worker: Any) -> dict[str, int]:
+    """Return the bytes of a rank's weights, and of the smallest KV cache with which vLLM starts.
+
+    That KV cache stores one request of the maximum length, and one block that vLLM reserves. vLLM's CPU build does not
+    measure the weights, so they are 0.
+    """
+    from vllm.v1.core.kv_cache_utils import get_max_concurrency_for_kv_cache_config
+
+    runner = worker.model_runner
+    cache, floor = runner.kv_cache_config, 0
+    if cache.kv_cache_tensors:  # the tensors share one allocation
+        requests = get_max_concurrency_for_kv_cache_config(runner.vllm_config, cache)
+        floor = (round(cache.num_blocks / requests) + 1) * (
+            cache.kv_cache_tensors[0].size // cache.num_blocks
+        )
+    return {"weights_bytes": int(getattr(runner, "model_memory_usage", 0)), "kv_floor_bytes": floor}
 
 
 def _write(path: Path, value: object) -> None:

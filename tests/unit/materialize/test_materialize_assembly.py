@@ -185,6 +185,11 @@ def test_the_proof_start_records_its_peak_on_the_devices(
     for _ in range(2):
         fake.add(free=100)
     (materialization.out / "modelinfo.json").write_text("{}")
+    sizing = {
+        "ranks": [{"weights_bytes": GIB, "kv_floor_bytes": size * GIB} for size in (1, 3)],
+        "plans": [{"kv_cache_memory_bytes": size * GIB} for size in (4, 5)],
+    }
+    (materialization.out / "kv.json").write_text(json.dumps(sizing))
     looked, look = threading.Event(), nvml.PeakMemory._sample
 
     def note(peak: nvml.PeakMemory) -> None:
@@ -209,6 +214,11 @@ def test_the_proof_start_records_its_peak_on_the_devices(
     monkeypatch.setattr(assembly.Timeline, "read", lambda _: assembly.Timeline())
     stages = materialization._run_test_start()
     assert stages["device_bytes"] == (None if on_cpu else 10 * GIB) and stages["memory_bytes"] > 0
+    if not on_cpu:  # the second GPU can have 2 GiB less, so each of them can
+        needs = [stages[f"{name}_bytes"] for name in ("weights", "kv_floor", "device_floor")]
+        assert needs == [2 * GIB, 4 * GIB, 6 * GIB + 2 * assembly._ROUNDING]
+        (materialization.out / "kv.json").write_text(json.dumps(sizing | {"plans": []}))
+        assert "device_floor_bytes" not in materialization._count_needs(9 * GIB), "the user has set the size"
 
 
 class _Sleeper(BaseHTTPRequestHandler):
@@ -240,7 +250,8 @@ def test_the_proof_start_of_a_gpu_records_what_a_sleeping_server_holds(
     (checkpoints / str(os.getpid())).write_text("0")
     arguments = Arguments(("--enable-sleep-mode",))
     made = Assembly(ResolvedModel("m", tmp_path, None, None, {}), arguments, "sha256:00", tmp_path, _phase)
-    (made.out / "modelinfo.json").write_text("{}")
+    for name in ("modelinfo", "kv"):
+        (made.out / f"{name}.json").write_text("{}")
     modes, servers = [], list[socketserver.UnixStreamServer]()
 
     def start(plan: LaunchPlan, output: Any) -> tuple[Any, None]:

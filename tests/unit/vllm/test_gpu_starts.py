@@ -13,6 +13,7 @@ from coldstart.artifacts import canonical
 
 from coldstart.contract.arguments import Arguments
 from coldstart.vllm import gpu_starts
+from coldstart.vllm.engine import offline
 from coldstart.vllm.graphs import kv_plan, plugin
 
 REPOSITORY, COMMIT = "org/tiny", "0123456789abcdef0123456789abcdef01234567"
@@ -256,8 +257,36 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(current_platform), "get_device_name", classmethod(lambda *_: "H200"))
 
 
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("layout", ["LBHNC", "BLNHC"])
+def test_smallest_kv_cache_is_the_smallest_that_vllm_accepts(
+    monkeypatch: pytest.MonkeyPatch, layout: str, window: int | None
+) -> None:
+    import torch
+    from vllm.config import VllmConfig
+    from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+
+    config, size = VllmConfig(), {"block_size": 16, "num_kv_heads": 2, "head_size": 64, "dtype": torch.half}
+    config.cache_config.kv_cache_layout = layout
+    model = SimpleNamespace(max_model_len=1000, original_max_model_len=1000, is_hybrid=False)
+    monkeypatch.setattr(config, "model_config", model)
+    specs: dict[str, Any] = {f"full.{layer}": FullAttentionSpec(**size) for layer in range(3)}
+    if window:  # vLLM pads the smaller of two groups
+        specs |= {f"slide.{layer}": SlidingWindowSpec(**size, sliding_window=window) for layer in range(2)}
+
+    def plan(memory: int) -> Any:
+        return get_kv_cache_configs(config, [dict(specs)], [memory])[0]
+
+    runner = SimpleNamespace(vllm_config=config, kv_cache_config=plan(1 << 30), model_memory_usage=7)
+    needs = offline.measure_rank(SimpleNamespace(model_runner=runner))
+    assert needs["weights_bytes"] == 7 and plan(needs["kv_floor_bytes"]).num_blocks > 1000 / 16
+    with pytest.raises(ValueError, match="To serve at least one request"):
+        plan(needs["kv_floor_bytes"] - 1)
+
+
 @pytest.mark.usefixtures("device")
-def test_each_rank_leaves_its_own_plan_with_a_margin(tmp_path: Path) -> None:
+def test_each_rank_leaves_its_own_plan_with_a_margin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM's check is a strict comparison, and one failure changes the size on which graphs depend."""
     saved: list[tuple[int, int]] = []
     module = SimpleNamespace(maybe_save_startup_plan=lambda worker, size: saved.append((worker.rank, size)))
@@ -272,6 +301,17 @@ def test_each_rank_leaves_its_own_plan_with_a_margin(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert {(p.vllm, p.device) for p in plans} == {(vllm.__version__, "H200")}
     assert saved == [(1, 58 << 30), (0, 58 << 30)]
+    # With a size that the user has set, vLLM profiles nothing and saves no plan.
+    (empty := tmp_path / "empty").mkdir()
+    cache = SimpleNamespace(num_gpu_blocks=1, block_size=16)
+    executor = SimpleNamespace(collective_rpc=lambda _: [{"kv_floor_bytes": 3}])
+    core = SimpleNamespace(available_gpu_memory_for_kv_cache=9, model_executor=executor)
+    engine: Any = SimpleNamespace(config=SimpleNamespace(cache_config=cache), core=core)
+    for notes, count in ((tmp_path, 2), (empty, 0)):
+        task = SimpleNamespace(engine=SimpleNamespace(kv_note=notes))
+        monkeypatch.setattr(offline.LaunchPlan, "current", lambda task=task: task)
+        sizing = offline.describe_kv_cache(engine)
+        assert len(sizing.get("plans", [])) == count and sizing["ranks"] == [{"kv_floor_bytes": 3}]
 
 
 @pytest.mark.usefixtures("device")
