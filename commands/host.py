@@ -123,13 +123,13 @@ def run(
     bundle_profiles = create_profile_reader(common.cache, offline=common.offline)
     adopt = partial(profiles.read_bundle_arguments, cache=common.cache, offline=common.offline)
 
-    def read(profiles: "Profiles", adopt: "Adopt | None") -> "HostFile":
+    def read(read_profile: "Profiles", adopt: "Adopt | None") -> "HostFile":
         if host_file is None:
-            return configuration.parse(typed, profiles, adopt)
-        file = fill_in_device_memory(configuration.load(host_file, profiles, typed, adopt))
+            return profiles.share_gpus(configuration.parse(typed, read_profile, adopt))
+        file = fill_in_device_memory(configuration.load(host_file, read_profile, typed, adopt))
         size = file.settings.memory
         require_unit(size, f"host file {host_file}: memory", hint=f'write memory = "{size}MiB"')
-        return file
+        return profiles.share_gpus(file)
 
     def read_file() -> "HostFile":
         return read(bundle_profiles, adopt)

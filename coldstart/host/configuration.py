@@ -87,7 +87,8 @@ class Profile:
     """Estimated memory in bytes and start time in seconds of a model, and the source of these estimates.
 
     `memory` is the usage of the ready model. `shared` is the part of it that the server shares with the runtime template
-    from which it is forked. `tiers` is the usage in each sleeping tier whose usage is known.
+    from which it is forked. `tiers` is the usage in each sleeping tier whose usage is known. `least` is the device memory of
+    a server with the smallest KV cache, or 0 if its memory cannot be reduced.
     """
 
     memory: int
@@ -95,6 +96,7 @@ class Profile:
     source: str
     shared: int = 0
     tiers: Mapping[str, int] = field(default_factory=dict)
+    least: int = 0
 
 
 Profiles = Callable[[Launch], Profile]
@@ -209,7 +211,7 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None, adopt: Ado
     for name, given in models.items():
         place = f"models.{name}"
         content = {"model": name, **defaults, **tables.expect_table(given, place)}
-        launches[name] = tables.decode(ModelTable, content, place, name=name, weights_from=None)
+        launches[name] = tables.decode(ModelTable, content, place, name=name, weights_from=None, gpu_bytes=0)
     missing = [name for name, launch in launches.items() if not launch.devices]
     if missing and len(missing) < len(launches):  # the other models would use memory of an unknown device
         raise UsageError(
@@ -240,7 +242,7 @@ def _build_spec(model: ModelTable, profiles: Profiles | None, shares: bool) -> M
         tables.require_keys(given, ("memory", "start_s"), f"models.{model.name}")
         known = Profile(source="file", **given)
     else:
-        given |= {} if model.memory is None else {"source": "file", "shared": 0}
+        given |= {} if model.memory is None else {"source": "file", "shared": 0, "least": 0}
         known = replace(profiles(model), **given)
     memory = known.memory - (known.shared if shares else 0)
     return ModelSpec(
@@ -251,6 +253,7 @@ def _build_spec(model: ModelTable, profiles: Profiles | None, shares: bool) -> M
         model.prewarm,
         model.devices,
         known.source,
+        known.least,
     )
 
 

@@ -7,7 +7,9 @@ was measured to use more memory than was reserved for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from heapq import nlargest
 
 from coldstart.errors import UsageError
 from coldstart.host.events import Failure
@@ -25,6 +27,42 @@ def count_device_bytes(size: int, devices: tuple[int, ...], place: Place) -> int
     if place is None:
         return size
     return -(-size // len(devices)) if place in devices else 0
+
+
+def divide_memory(limit: int, sizes: Sequence[tuple[int, int]], residents: int) -> list[int]:
+    """Return how many bytes each model gets, so that as many models as possible, up to `residents`, fit into `limit`.
+
+    `sizes` are the least and the most bytes of each model. Any models of this number fit together, whichever they are. All
+    models get the same number of bytes more than their least, but not more than their most.
+    """
+    fitting = [(least, most) for least, most in sizes if least <= limit]
+
+    def count_bytes(number: int, more: int) -> int:
+        return sum(nlargest(number, (min(most, least + more) for least, most in fitting)))
+
+    number = next((n for n in range(min(len(fitting), residents), 0, -1) if count_bytes(n, 0) <= limit), 0)
+    more = bisect_right(range(limit + 1), limit, key=lambda more: count_bytes(number, more)) - 1
+    return [min(most, least + more) if least <= limit else most for least, most in sizes]
+
+
+def share_memory(specs: tuple[ModelSpec, ...], settings: HostSettings) -> dict[str, int]:
+    """Return the device memory in bytes of each model, in total, with which as many as possible fit on their devices."""
+    memory = {spec.name: spec.tiers[0].memory for spec in specs}
+    for place in (*sorted({number for spec in specs for number in spec.devices}), None):
+        models = [spec for spec in specs if place is None or place in spec.devices]
+        limit = settings.memory if place is None else settings.bytes_per_device
+        sizes = [
+            (
+                count_device_bytes(spec.least_memory or memory[spec.name], spec.devices, place),
+                count_device_bytes(memory[spec.name], spec.devices, place),
+            )
+            for spec in models
+        ]
+        divided = divide_memory(limit, sizes, settings.max_residents or len(models))
+        for spec, size in zip(models, divided, strict=True):
+            count = 1 if place is None else len(spec.devices)
+            memory[spec.name] = min(memory[spec.name], size * count)
+    return memory
 
 
 class MemoryAccount:

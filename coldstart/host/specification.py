@@ -43,7 +43,8 @@ class ModelSpec:
     The model stops after `idle_s` seconds without a request, or never if `idle_s` is None. A pinned model starts with the
     host and is never evicted. `prewarm` is a cron expression for scheduled starts. The memory of the model is spread
     evenly over the devices with the indices `devices`. If `devices` is empty, the model is not assigned to devices.
-    `memory_source` is the source of its memory sizes: file, bundle or assumed.
+    `memory_source` is the source of its memory sizes: file, bundle or assumed. `least_memory` is the device memory of its
+    server with the smallest KV cache, or 0 if its memory cannot be reduced.
     """
 
     name: str
@@ -53,6 +54,7 @@ class ModelSpec:
     prewarm: str | None = None
     devices: tuple[int, ...] = ()
     memory_source: str = "file"
+    least_memory: int = 0
 
     def __post_init__(self) -> None:
         names = [tier.name for tier in self.tiers]

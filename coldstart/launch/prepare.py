@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from math import ceil
+from math import ceil, floor
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -157,7 +157,7 @@ class _Preparation:
             self.drop_section("kv", f"invalid KV cache size {wanted!r}: expected a positive integer")
             return []
         if not runtime.targets_cpu():
-            self.pass_kv_plans(sizing.get("plans"), given.gpu_memory_share() - server.gpu_memory_share())
+            self.pass_kv_plans(sizing.get("plans"), given.gpu_memory_share(), server.gpu_memory_share())
             return []
         free = read_available_memory()
         if wanted + HEADROOM > free:
@@ -168,22 +168,27 @@ class _Preparation:
             return []
         return ["--kv-cache-memory-bytes", str(wanted)]
 
-    def pass_kv_plans(self, data: object, unused_share: float) -> None:
-        """Pass each GPU's KV cache size to its worker, less the share of the GPU that this server may not use.
+    def pass_kv_plans(self, data: object, planned: float, share: float) -> None:
+        """Pass each GPU's KV cache size to its worker. It was planned for the share `planned` of the GPU.
 
-        Only a worker that starts compares it with the free memory. A sleeping engine was sized when it started.
+        If this server may use less, its KV cache is that much smaller. Others then use the rest, so the worker needs only its
+        `share` to be free, as vLLM does. Only a worker that starts compares the size with the free memory. A sleeping engine
+        was sized when it started.
         """
         from coldstart.system.devices import nvml
         from coldstart.vllm.graphs import kv_plan
 
-        gpus = nvml.list_gpus() if unused_share > 0 else []
-        unused = ceil(unused_share * gpus[0].memory_bytes) if gpus else 0
+        gpus = nvml.list_gpus() if share < planned else []
+        total = gpus[0].memory_bytes if gpus else 0
+        unused = ceil((planned - share) * total)
         try:
             plans = [
                 msgspec.structs.replace(
                     plan,
                     kv_cache_memory_bytes=plan.kv_cache_memory_bytes - unused,
-                    free_memory_baseline=plan.free_memory_baseline - unused,
+                    free_memory_baseline=min(
+                        plan.free_memory_baseline, floor(share * total) or plan.free_memory_baseline
+                    ),
                 )
                 for plan in kv_plan.parse_plans(data)
             ]

@@ -96,7 +96,7 @@ def list_names(*kinds: type) -> set[str]:
 def test_configuration_page_names_every_key_of_a_host_file() -> None:
     part = read("configuration.md").partition("## Host file")[2].partition("## Fleet file")[0]
     assert rows(section(part, "Keys at the top:")) == list_names(HostSettings) | {"idle_s", "on_miss"}
-    expected = list_names(host_file.ModelTable) - {"name", "weights_from"}
+    expected = list_names(host_file.ModelTable) - {"name", "weights_from", "gpu_bytes"}
     assert rows(section(part, "Keys of a table `[models.NAME]`:")) == expected
     assert rows(section(part, "Keys of a table `[[models.NAME.tiers]]`")) == list_names(Tier)
     assert all(f"`{name}`" in part for name in POLICIES)

@@ -224,7 +224,8 @@ class ServerLifecycle:
             words, key, more = enable_handover(launch, DEFAULT_HOST, on_cpu=self.meter.on_cpu)
             order, environment = replace(launch, args=launch.args.append(*words)), environment | more
         try:
-            server = self.servers.order_start(StartOrder(order, remaining_s, environment=environment))
+            ordered = StartOrder(order, remaining_s, environment=environment, gpu_bytes=launch.gpu_bytes)
+            server = self.servers.order_start(ordered)
         except OSError as error:  # no descriptor, no disk, no process
             return f"cannot start a server: {error.strerror or error}"
         return LocalReplica(launch, server, began, key)

@@ -19,7 +19,8 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import PARKED
 from coldstart.errors import UsageError
 from coldstart.host.configuration import HostFile, ModelTable, Profile, Profiles
-from coldstart.host.launches import FAIL, FORKED, Launch
+from coldstart.host.launches import FAIL, FORKED, Catalogue, Launch
+from coldstart.host.residents import share_memory
 from coldstart.models import inspection, resolver
 from coldstart.models.inspection import BundleLookup
 from coldstart.models.resolution import weight_files
@@ -27,6 +28,7 @@ from coldstart.system import runtime
 from coldstart.system.devices import nvml
 from coldstart.system.paths import Cache
 from coldstart.system.proc import processes
+from coldstart.units import format_memory
 
 
 def look_up_bundle(launch: Launch, cache: Cache, *, offline: bool) -> BundleLookup:
@@ -123,7 +125,8 @@ def choose_profile(launch: Launch, found: BundleLookup, memory: int | None = Non
         # Both sleep levels release the same memory of the device.
         sizes = {"asleep-1": start.asleep_bytes, "asleep-2": start.asleep_bytes, PARKED: start.parked_bytes}
         tiers = {name: size for name, size in sizes.items() if size is not None}
-        return Profile(known, start.ready_s, "bundle", tiers=tiers)
+        least = 0 if on_cpu or memory else start.device_floor_bytes or 0
+        return Profile(known, start.ready_s, "bundle", tiers=tiers, least=least)
     if on_cpu:
         return estimate_profile(launch, found.model.path)
     if memory:
@@ -174,6 +177,32 @@ def fill_in_device_memory(file: HostFile) -> HostFile:
     named = {number for launch in file.catalogue.launches.values() for number in launch.devices}
     smallest = min(found[number].memory_bytes for number in named)
     return replace(file, settings=replace(file.settings, device_memory=smallest))
+
+
+def share_gpus(file: HostFile) -> HostFile:
+    """Return `file` with less GPU memory for models that would not fit together, so that as many as possible run together.
+
+    Each server keeps at least the KV cache for one request of the maximum length. A model keeps its memory if its bundle
+    does not record how much less is enough, or if the user has set its memory.
+    """
+    gpus = nvml.list_gpus()
+    if not gpus or not any(spec.least_memory for spec in file.models):
+        return file
+    launches, models = dict(file.catalogue.launches), {spec.name: spec for spec in file.models}
+    notes, shared = list(file.notes), share_memory(file.models, file.settings)
+    for spec in file.models:
+        launch, full, size = launches[spec.name], spec.tiers[0].memory, shared[spec.name]
+        if size == full:
+            continue
+        allowed = launch.args.gpu_memory_share() * gpus[min(launch.devices, default=0)].memory_bytes
+        limit = floor(allowed - (full - size) / launch.args.ranks_per_node())
+        launches[spec.name] = replace(launch, gpu_bytes=limit)
+        tiers = (replace(tier, memory=min(tier.memory, size)) for tier in spec.tiers)
+        models[spec.name] = replace(spec, tiers=tuple(tiers))
+        less, more = format_memory(size), format_memory(full)
+        notes.append(f"{spec.name} gets {less} of GPU memory instead of {more}, so that more models fit")
+    catalogue = Catalogue(launches.values(), file.settings.default_model)
+    return replace(file, models=tuple(models.values()), catalogue=catalogue, notes=tuple(notes))
 
 
 def build_device_environment(launch: Launch) -> Mapping[str, str]:

@@ -1,5 +1,6 @@
 """The models of a host's command line start with the arguments of their bundles, like those of `serve`."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 from support.recorded_models import engine, model, publish_recorded
 from tools.command_line import main
 
-from coldstart.host.live import run
+from coldstart.host.live import profiles, run
 
 __all__ = ["engine", "model"]
 SHORT, LONG = ("--max-model-len", "512"), ("--max-model-len", "1024")
@@ -67,11 +68,15 @@ def test_the_hint_names_the_arguments_of_the_nearest_bundle_when_none_fits(
 
 
 def test_a_reloaded_host_file_takes_the_arguments_of_the_newest_bundle(
-    model: str, hosted: list[Any], sources: list[Any], tmp_path: Path
+    model: str, hosted: list[Any], sources: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The models share the memory of the GPUs each time."""
+    monkeypatch.setattr(profiles, "share_gpus", lambda file: replace(file, notes=("shared",)))
     publish_recorded(model, SHORT, created="2020-01-01T00:00:00Z")
     main("host", "--host-file", str(_write_host_file(tmp_path, model, "")))
     publish_recorded(model, LONG)
     (before,), (after,) = hosted[0].catalogue.launches.values(), sources[0]().catalogue.launches.values()
     assert (tuple(before.args), tuple(after.args)) == (SHORT, LONG)
+    main("host", model, "--memory", "8GiB")
+    assert [one.notes for one in (*hosted, sources[0]())] == [("shared",)] * 3
     assert before.server_identity != after.server_identity

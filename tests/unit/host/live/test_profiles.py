@@ -16,7 +16,7 @@ from coldstart.host import configuration
 from coldstart.host.configuration import Profile
 from coldstart.host.launches import Launch
 from coldstart.host.live import profiles
-from coldstart.host.live.profiles import build_device_environment, fill_in_device_memory
+from coldstart.host.live.profiles import build_device_environment, fill_in_device_memory, share_gpus
 from coldstart.system.devices import nvml
 from coldstart.system.paths import Cache
 
@@ -53,9 +53,9 @@ STAGES = {"memory_bytes": 5, "ready_s": 2.0, "device_bytes": 9}
         (STAGES | {"device_bytes": None}, True, Profile(5, 2.0, "bundle")),
         (STAGES, False, Profile(9, 2.0, "bundle")),
         (
-            STAGES | {"asleep_bytes": 3, "parked_bytes": 0},
+            STAGES | {"asleep_bytes": 3, "parked_bytes": 0, "device_floor_bytes": 4},
             False,
-            Profile(9, 2.0, "bundle", tiers={"asleep-1": 3, "asleep-2": 3, "parked": 0}),
+            Profile(9, 2.0, "bundle", tiers={"asleep-1": 3, "asleep-2": 3, "parked": 0}, least=4),
         ),
         *((stages, True, None) for stages in ({**STAGES, "memory_bytes": 0}, {"ready_s": 2.0}, [], None)),
         *((STAGES | {"device_bytes": size}, False, None) for size in (None, 0, "much")),
@@ -137,6 +137,61 @@ def test_devices_that_cannot_be_read_are_noted(fake: Fake) -> None:
     assert not fill_in_device_memory(_file([0], device_memory=9)).notes
 
 
+def _share(
+    limit: int, *sizes: tuple[int, int], host: Any = (), **more: Any
+) -> tuple[list[int], list[float], tuple[str, ...]]:
+    """Return what models get of a GPU of 140 GiB, as GiB and as vLLM's share, of their least and of their peak in GiB."""
+    known = iter([Profile(peak * GIB, 1.0, "bundle", least=least * GIB) for least, peak in sizes])
+    table = {"memory": limit * GIB, "models": {f"m{n}": more for n in range(len(sizes))}, **dict(host)}
+    file = share_gpus(configuration.parse(table, lambda _: next(known)))
+    words = [profiles.limit_gpu_memory(one.args, one.gpu_bytes) for one in file.catalogue.launches.values()]
+    return (
+        [spec.tiers[0].memory // GIB for spec in file.models],
+        [float(w[1]) for w in words if w],
+        file.notes,
+    )
+
+
+def test_models_of_a_gpu_get_less_when_they_would_not_fit_together(fake: Fake) -> None:
+    """A server that gets 60 GiB less starts with a share of the GPU that is 60 GiB smaller."""
+    fake.add()
+    default = 0.92 * 140
+    both, shares, notes = _share(138, (20, 129), (40, 129))
+    assert both == [59, 79] and shares == pytest.approx(
+        [(default - 70) / 140, (default - 50) / 140], abs=2e-4
+    )
+    assert notes[0] == "m0 gets 59.00 GiB of GPU memory instead of 129.00 GiB, so that more models fit"
+    assert _share(138, (20, 60), (40, 70))[:2] == ([60, 70], []), "they fit as they are"
+    assert _share(138, (20, 129), (0, 129))[:2] == ([129, 129], []), (
+        "the bundle of one does not record its least"
+    )
+    assert _share(138, (20, 30), (40, 129))[0] == [30, 108], "one needs less than its part"
+    assert _share(138, (60, 129), (60, 129), (50, 129))[0] == [69, 69, 59], "any two of three fit"
+    three = ((20, 129), (20, 129), (20, 129))
+    assert (
+        _share(138, *three)[0] == [46] * 3 and _share(138, *three, host={"max_residents": 2})[0] == [69] * 3
+    )
+    assert _share(100, (20, 129))[0] == [100] and _share(100, (110, 129))[0] == [129]
+    assert _share(138, (20, 129), (40, 129), memory=100 * GIB)[:2] == ([100, 100], []), "the user has set it"
+
+
+def test_models_of_a_gpu_get_less_on_each_device_that_they_share(fake: Fake) -> None:
+    for _ in range(2):
+        fake.add()
+    peaks = {"a": 129, "b": 258, "c": 129}
+    models: dict[str, Any] = {"a": {"devices": [0]}, "b": {"devices": [0, 1]}, "c": {"devices": [1]}}
+    models["b"]["args"] = ["--tensor-parallel-size", "2"]
+    table = {"memory": 280 * GIB, "device_memory": 138 * GIB, "models": models}
+    before = configuration.parse(
+        table, lambda launch: Profile(peaks[launch.name] * GIB, 1.0, "bundle", least=20 * GIB)
+    )
+    file = share_gpus(before)
+    assert [spec.tiers[0].memory // GIB for spec in file.models] == [74, 128, 74]
+    pair, former = (one.catalogue.launches["b"] for one in (file, before))
+    assert pair.gpu_bytes == pytest.approx((0.92 * 140 - 65) * GIB, rel=1e-6)
+    assert pair.server_identity != former.server_identity, "a reload replaces the server"
+
+
 @pytest.mark.parametrize(
     ("visible", "shown"), [(None, "0,2"), ("GPU-a, GPU-b,GPU-c", "GPU-a,GPU-c"), ("5,6,7", "5,7")]
 )
@@ -155,8 +210,10 @@ async def test_host_starts_servers_on_their_devices(tmp_path: Path, monkeypatch:
     monkeypatch.delenv(nvml.VISIBLE, raising=False)
     models = {"a": {**TWO["a"], "devices": [1]}, "b": {**TWO["b"], "devices": [0, 1]}}
     async with staged(tmp_path, models, memory=40, device_memory=15) as stage:
+        object.__setattr__(stage.driver.lifecycle.launches["b"], "gpu_bytes", 7)
         for name in "ab":
             assert (await stage.ask(model=name, prompt=1))[0] == 200
         assert [server.env for server in stage.servers.begun] == [
             {"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": "0,1"}
         ]  # fmt: skip
+        assert [server.order.gpu_bytes for server in stage.servers.begun] == [0, 7]
