@@ -24,7 +24,7 @@ from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.weights import LimitedFetch, WeightsRequest
 from coldstart.errors import CommandFailedError
-from coldstart.models import resolution
+from coldstart.models import inspection, resolution
 from coldstart.models.inspection import BundleLookup
 from coldstart.models.resolution import ResolvedModel, weight_files
 from coldstart.system import paths, runtime, secrets
@@ -34,7 +34,7 @@ from coldstart.weights import checkpoint
 from coldstart.weights import weights_plan as weights
 
 if TYPE_CHECKING:
-    from coldstart.artifacts.bundle import Bundle
+    from coldstart.artifacts.bundle import Bundle, TrustCheck
     from coldstart.weights.load.tensor_sources import PageIn
 
 # Page in local files early if they have at least this many bytes. Smaller files are read in a fraction of a second, during
@@ -83,6 +83,7 @@ def choose_weights_source(
     source: str | None = None,
     rate_limit: LimitedFetch | None = None,
     listen: Sequence[str] = (),
+    trust: TrustCheck = inspection.trust,
 ) -> ServerWeights:
     """Choose the source of the weights: `source` with a bundle's weights plan, or the model's local files.
 
@@ -91,6 +92,7 @@ def choose_weights_source(
         source: URL or directory from which to fetch the weights, PRELOADED, or None for the model's own directory.
         rate_limit: Name and rate limit of the fetch, if any.
         listen: vLLM arguments for the listening address.
+        trust: Decides which bundles may vouch for preloaded weights.
 
     Raises:
         CommandFailedError: The bundle has no weights plan, or the weights are not safetensors.
@@ -113,7 +115,7 @@ def choose_weights_source(
         # Without a bundle, reading all weights for their digest would delay the start.
         identity = weights.digest_stamp(model.path)
     if source == PRELOADED:
-        fallbacks, own = _take_preloaded(lookup, model, own)
+        fallbacks, own = _take_preloaded(lookup, model, own, trust)
     elif source is not None and donor is None:
         reason = f"no bundle has a weights plan for {redact_url(source)}, so the weights are read from the model's directory"
         fallbacks = [Fallback("weights", reason)]
@@ -122,16 +124,22 @@ def choose_weights_source(
 
 
 def _take_preloaded(
-    lookup: BundleLookup, model: ResolvedModel, own: list[str]
+    lookup: BundleLookup, model: ResolvedModel, own: list[str], trust: TrustCheck
 ) -> tuple[list[Fallback], list[str]]:
     """Return the vLLM arguments that map the weights of a `vllm preload` daemon, or `own` and a fallback with the reason.
 
     `own` are the arguments that load the model's local files. The directory of the daemon's sockets is named by the digest
     of the weights: vLLM compares only file headers, and would accept a base model's weights for a fine-tune (vllm#59647).
+    Only the canary of the bundle checks what the daemon holds, so the bundle must be trusted.
     """
     limit = gpu_starts.find_preload_limit(lookup.vllm_args, on_cpu=runtime.targets_cpu())
     if limit is None and (lookup.bundle is None or model.path is None):
         limit = "no bundle contains the digest of the weights", lookup.format_command("materialize")
+    if limit is None and lookup.bundle is not None and not (judged := trust(lookup.bundle)).is_trusted:
+        limit = (
+            f"the bundle is not trusted: {judged.reason}",
+            "run `coldstart trust add FILE` with the signer's public key",
+        )
     if limit is None and model.path is not None:
         digest = weights.read_or_compute_digest(model.path, lookup.cache.weights)
         place = paths.runtime_dir() / f"preload-{digest.removeprefix('sha256:')[:16]}"

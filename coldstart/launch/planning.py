@@ -103,7 +103,7 @@ def plan(request: ServeRequest) -> LaunchPlan:
     signed_by = request.trust if request.require_signature else None
     missing = inspection.check_bundle(lookup, is_required=not request.without_bundle, signed_by=signed_by)
     weights = fetch.choose_weights_source(
-        lookup, request.weights_from, request.weights_rate_limit, request.listen
+        lookup, request.weights_from, request.weights_rate_limit, request.listen, request.trust
     )
     if lookup.bundle is None:
         planned = prepare.plan_without_bundle(lookup, weights, missing)

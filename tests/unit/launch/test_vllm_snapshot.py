@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from coldstart.artifacts.bundle import TrustResult
 from support.processes import has_ended
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailedError
-from coldstart.launch import fetch, ladder, modes, vllm_snapshot
+from coldstart.launch import fetch, ladder, modes, planning, vllm_snapshot
 from coldstart.launch.planning import ServeRequest
 from coldstart.launch.server import Server
 from coldstart.models.inspection import BundleLookup
@@ -226,6 +227,10 @@ def test_preloaded_weights_have_the_digest_of_the_model(
     found = fetch.choose_weights_source(hub, fetch.PRELOADED)
     assert found.fallbacks == [] and found.arguments.get_value("load_format") == "ipc_cache"
     assert found.arguments.get_value("model_loader_extra_config") == {"socket_dir": str(tuned)}
+    rejected = TrustResult(False, None, "another key")
+    request = ServeRequest(hub, weights_from=fetch.PRELOADED, trust=lambda _: rejected)
+    (one,) = (one for one in planning.plan(request).fallbacks if one.stage == "weights")
+    assert "the bundle is not trusted: another key" in one.reason and "trust add" in str(one.hint)
     asleep = replace(hub, vllm_args=Arguments(("--enable-sleep-mode",)))
     (one,) = fetch.choose_weights_source(asleep, fetch.PRELOADED).fallbacks
     assert "--enable-sleep-mode" in one.reason
