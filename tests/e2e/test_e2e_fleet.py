@@ -3,7 +3,6 @@
 Gateway, Ray, actors and starter are real. The model servers need no model: the tests cover starts, routing, loss and recovery.
 """
 
-import json
 import os
 import signal
 import time
@@ -15,14 +14,10 @@ from typing import Any
 import psutil
 import pytest
 from support.fleet_on_ray import TESTS, Asking, Fleet, two_node_fleet
-from support.fleet_rig import tag
 from support.processes import has_ended, wait_until
 
-from coldstart.fleet import events
-from coldstart.fleet.core import FleetCore
-from coldstart.fleet.live import state
 from coldstart.fleet.live.ray_process import run_own_ray
-from coldstart.fleet.specification import FleetSettings, ServerSpec
+from coldstart.fleet.specification import ServerSpec
 from coldstart.system.paths import Cache
 
 # ray is not imported: it changes the environment, on which templates depend.
@@ -106,17 +101,6 @@ def test_dead_node_is_removed_with_its_servers(fleet: Fleet) -> None:
     extra.kill()
     _, seconds = fleet.wait_until(lambda status: name not in [one["name"] for one in status["servers"]])
     assert seconds < 20
-
-
-def test_recorded_events_give_the_same_actions_in_the_core(fleet: Fleet) -> None:
-    """The simulator's core makes the same decisions for the recorded events."""
-    rows = [json.loads(line) for line in (fleet.root / "recording").read_text().splitlines()]
-    assert len(rows) > 30
-    core = FleetCore(FleetSettings(most_ranks=1, consolidate=False, backoff_s=0.2))
-    for row in rows:
-        kind = getattr(events, row["event"].pop("is"))
-        did = core.handle(state.decode(row["event"], kind), row["now"])
-        assert json.loads(json.dumps([tag(one) for one in did])) == row["actions"], row["event"]
 
 
 def test_down_leaves_no_process(fleet: Fleet) -> None:

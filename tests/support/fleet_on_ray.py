@@ -45,11 +45,11 @@ class Fleet:
         self.root, self.processes, self.links = root, list[subprocess.Popen[bytes]](), links
         # Unix sockets in it must have paths of at most 107 bytes; a test's directory may be longer.
         self.runtime = Path(tempfile.mkdtemp(prefix="cf-", dir="/tmp"))
-        files = str(root / "state.json"), str(root / "recording")
+        state_file = str(root / "state.json")
         if links is not None:
             links.add("up")
         host = "127.0.0.1" if links is None else links.address("up")
-        up = self._started("up", "-m", "support.fleet_up", *files, str(ranks), host, ray, **env or {})
+        up = self._started("up", "-m", "support.fleet_up", state_file, str(ranks), host, ray, **env or {})
         assert up.stdout is not None
         place = json.loads(up.stdout.readline())
         self.url, self.ray = place["url"], place["ray"]

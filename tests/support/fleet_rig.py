@@ -20,7 +20,7 @@ from coldstart.fleet.live import admin
 from coldstart.fleet.live.control import FleetControl
 from coldstart.fleet.live.node import NodeServers
 from coldstart.fleet.live.orders import NodeLostError
-from coldstart.fleet.live.state import FleetState, ModelDeployment, encode
+from coldstart.fleet.live.state import FleetState, ModelDeployment
 from coldstart.fleet.specification import Costs, FleetModel, FleetSettings, ServerSpec
 from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.launches import Launch
@@ -42,11 +42,6 @@ def record_decisions(core: FleetCore, record: Callable[[Decision], object]) -> F
 
     core.handle = handle  # type: ignore[method-assign]
     return core
-
-
-def tag(thing: Any) -> dict[str, Any]:
-    """Return the members of an event or action with the name of its class."""
-    return {"is": type(thing).__name__, **encode(thing)}
 
 
 def deployment(name: str, *, words: tuple[str, ...] = (), **given: Any) -> ModelDeployment:
