@@ -68,12 +68,6 @@ def test_status_as_a_table(run: Run, host: str) -> None:
     assert refused in said.stdout
 
 
-def test_status_as_json(run: Run, host: str) -> None:
-    said = json.loads(run("host", "status", "--url", host, "--format", "json").stdout)
-    assert [model["state"] for model in said["models"]] == ["ready", "failed"]
-    assert said["host"]["client_keys_error"] == "the client key file keys.toml is not TOML"
-
-
 @pytest.mark.parametrize(
     ("words", "code", "complaint"),
     [

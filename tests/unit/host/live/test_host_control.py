@@ -234,26 +234,19 @@ def test_changed_file_is_loaded_and_an_invalid_one_is_not(served: Served) -> Non
     ]  # fmt: skip
 
 
-def test_sighup_reads_the_file_that_has_not_changed(served: Served) -> None:
-    async def work(served: Served) -> None:
-        os.kill(os.getpid(), signal.SIGHUP)
-        await wait_until(lambda: "configuration read" in served.events())
-        os.kill(os.getpid(), signal.SIGINT)
-
-    assert served.run(work) == 130
-
-
-@pytest.mark.parametrize("signals", [1, 2])
-def test_first_signal_waits_for_streams_and_second_does_not(served: Served, signals: int) -> None:
+@pytest.mark.parametrize(("signals", "number"), [(1, signal.SIGTERM), (2, signal.SIGINT)])
+def test_first_signal_waits_for_streams_and_second_does_not(
+    served: Served, signals: int, number: signal.Signals
+) -> None:
     async def work(served: Served) -> None:
         async with _streaming(served) as (_, answer):
             for _ in range(signals):
-                os.kill(os.getpid(), signal.SIGTERM)
+                os.kill(os.getpid(), number)
                 await asyncio.sleep(0)
             rest = await answer.content.read()
             assert (b"[DONE]" in rest) == (signals == 1)
 
-    assert served.run(work) == 143
+    assert served.run(work) == 128 + number
     assert served.events()[-1] == "ended"
     assert not served.servers.begun[0].socket.exists()
 
