@@ -332,6 +332,19 @@ class Stage:
         async with self.post(**body) as answer:
             return answer.status, answer.headers, await answer.json()
 
+    async def send(
+        self, path: str, method: str = "POST", body: Any = None, **headers: str
+    ) -> tuple[int, Any]:
+        """Send a request, which has a document if it is a POST; return the status and the content of its answer."""
+        document = (body or {}) if method == "POST" else None
+        async with self.client.request(method, self.url + path, json=document, headers=headers) as answer:
+            is_json = answer.content_type == "application/json"
+            return answer.status, await (answer.json() if is_json else answer.text())
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        """Return the status and the content of the answer to a GET."""
+        return await self.send(path, "GET")
+
     async def events(self, **body: Any) -> list[bytes]:
         """Return the non-empty lines of a stream."""
         async with self.post(stream=True, **body) as answer:

@@ -3,7 +3,7 @@
 import ssl
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import aiohttp
 import pytest
@@ -31,22 +31,16 @@ from coldstart.host.specification import HostSettings, ModelSpec
 from coldstart.host.status import HostFacts
 
 
-async def _get(stage: Stage, path: str, **headers: str) -> tuple[int, Any]:
-    async with stage.client.get(stage.url + path, headers=headers) as answer:
-        text = await answer.text()
-        return answer.status, await answer.json() if answer.content_type == "application/json" else text
-
-
 async def test_every_name_is_a_model_whether_it_serves_or_not(tmp_path: Path) -> None:
     models = {**TWO, "b": {**TWO["b"], "args": ["--lora-modules", '{"name": "tuned", "path": "/t"}']}}
     async with staged(tmp_path, models) as stage:
-        status, said = await _get(stage, "/v1/models")
+        status, said = await stage.get("/v1/models")
         assert status == 200 and said["object"] == "list"
         cards = {card["id"]: card for card in said["data"]}
         assert list(cards) == ["a", "alpha", "b", "tuned"]
         assert (cards["alpha"]["root"], cards["tuned"]["parent"], cards["a"]["parent"]) == ("a", "b", None)
-        assert (await _get(stage, "/v1/models/tuned"))[1]["root"] == "b"
-        status, said = await _get(stage, "/v1/models/nobody")
+        assert (await stage.get("/v1/models/tuned"))[1]["root"] == "b"
+        status, said = await stage.get("/v1/models/nobody")
         assert status == 404 and said["error"]["type"] == "NotFoundError"
         assert not stage.servers.begun
 
@@ -56,10 +50,10 @@ async def test_unknown_paths_are_not_forwarded(tmp_path: Path) -> None:
         for path in ("/sleep", "/v1/load_lora_adapter", "/nowhere"):
             status, _, body = await stage.ask(path=path, model="a")
             assert status == 404 and body["error"]["code"] == 404
-        status, said = await _get(stage, "/v1/completions")
+        status, said = await stage.get("/v1/completions")
         assert status == 405 and "requires POST" in said["error"]["message"]
         assert said["error"]["type"] == "invalid_request_error"
-        status, said = await _get(stage, "/")
+        status, said = await stage.get("/")
         assert status == 200 and "<html" in said
         assert not stage.servers.begun
         for path in FORWARDED_PATHS:
@@ -71,22 +65,19 @@ async def test_a_model_is_unloaded_by_hand_and_comes_back_when_asked(tmp_path: P
     async with staged(tmp_path, models, memory=20) as stage:
         for name in "ab":
             await stage.ask(model=name, prompt=1)
-        assert (await _get(stage, "/logs/a")) == (200, "a said so\n")
-        async with stage.client.post(stage.url + "/unload", json={}) as answer:
-            assert await answer.json() == {"unloading": ["a"]}
+        assert (await stage.get("/logs/a")) == (200, "a said so\n")
+        assert await stage.send("/unload") == (200, {"unloading": ["a"]})
         await wait_until(lambda: "a" not in stage.driver.lifecycle.replicas)
-        assert (await _get(stage, "/logs/a"))[0] == 404
+        assert (await stage.get("/logs/a"))[0] == 404
         assert (await stage.ask(model="a", prompt=1))[0] == 200
-        async with stage.client.post(stage.url + "/unload/nobody", json={}) as answer:
-            assert answer.status == 404
-        async with stage.client.post(stage.url + "/unload/a", json={}) as answer:
-            assert await answer.json() == {"unloading": ["a"]}
-        assert (await _get(stage, "/unload"))[0] == 405
+        assert (await stage.send("/unload/nobody"))[0] == 404
+        assert await stage.send("/unload/a") == (200, {"unloading": ["a"]})
+        assert (await stage.get("/unload"))[0] == 405
 
 
 async def test_an_unlisted_model_is_served_and_not_named(tmp_path: Path) -> None:
     async with staged(tmp_path, {**TWO, "b": {**TWO["b"], "unlisted": True}}) as stage:
-        said = (await _get(stage, "/v1/models"))[1]
+        said = (await stage.get("/v1/models"))[1]
         assert [card["id"] for card in said["data"]] == ["a", "alpha"]
         assert (await stage.ask(model="b", prompt=1))[0] == 200
 

@@ -11,12 +11,11 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
 from support.client_key_files import write_clients
-from support.fake_upstream import TWO, Stage, staged, wait_until
+from support.fake_upstream import TWO, staged, wait_until
 from support.hosted import Served
 from tools.forked import coldstart
 
@@ -26,21 +25,16 @@ from coldstart.host.endpoint import ClientKeys
 UNCHANGED = "nothing changed since the host last read its files\n"
 
 
-async def _post(stage: Stage, path: str, **headers: str) -> tuple[int, dict[str, Any]]:
-    async with stage.client.post(stage.url + path, json={}, headers=headers) as answer:
-        return answer.status, await answer.json()
-
-
 async def test_load_returns_once_the_model_is_ready(tmp_path: Path) -> None:
     async with staged(tmp_path, hold=True) as stage:
-        loading = asyncio.create_task(_post(stage, "/load/alpha"))
+        loading = asyncio.create_task(stage.send("/load/alpha"))
         await stage.servers.begins(1)
         assert not loading.done()
         stage.servers.begun[0].gate.set()
         status, said = await loading
         assert (status, said["model"], said["state"], said["mode"]) == (200, "a", "ready", "fake")
         assert stage.servers.begun[0].asked == [] and stage.idle()
-        assert (await _post(stage, "/load/a"))[0] == 200
+        assert (await stage.send("/load/a"))[0] == 200
         assert len(stage.servers.begun) == 1
         model, requests = stage.model("a"), stage.driver.status()["requests"]
         assert (model["starts"], model["requests"], model["hits"]) == (1, 0, 0)
@@ -51,22 +45,22 @@ async def test_load_reports_why_a_model_does_not_start(tmp_path: Path) -> None:
     models = {**TWO, "big": {"memory": 100, "start_s": 1.0}}
     async with staged(tmp_path, models) as stage:
         stage.servers.failing["b"] = "no weights"
-        status, said = await _post(stage, "/load/nobody")
+        status, said = await stage.send("/load/nobody")
         assert status == 404 and "nobody" in said["error"]["message"]
-        status, said = await _post(stage, "/load/big")
+        status, said = await stage.send("/load/big")
         assert status == 507 and re.fullmatch("model big needs .* for it", said["error"]["message"])
-        status, said = await _post(stage, "/load/b")
+        status, said = await stage.send("/load/b")
         assert status == 503 and "no weights" in said["error"]["message"]
-        status, said = await _post(stage, "/load/a?wait=maybe")
+        status, said = await stage.send("/load/a?wait=maybe")
         assert status == 400 and "maybe" in said["error"]["message"]
         assert stage.idle()
 
 
 async def test_load_is_withdrawn_when_its_client_disconnects(tmp_path: Path) -> None:
     async with staged(tmp_path, hold=True) as stage:
-        starting = asyncio.create_task(_post(stage, "/load/a"))
+        starting = asyncio.create_task(stage.send("/load/a"))
         await stage.servers.begins(1)
-        waiting = asyncio.create_task(_post(stage, "/load/b"))
+        waiting = asyncio.create_task(stage.send("/load/b"))
         await wait_until(lambda: stage.model("b")["held"] == 1)
         waiting.cancel()
         await wait_until(lambda: stage.model("b")["held"] == 0)

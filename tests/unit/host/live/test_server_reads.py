@@ -36,11 +36,6 @@ async def _samples(stage: Stage) -> dict[tuple[str, str | None], float]:
     return {(one.name, one.labels.get("model")): one.value for family in families for one in family.samples}
 
 
-async def _get(stage: Stage, path: str) -> tuple[int, str]:
-    async with stage.client.get(stage.url + path) as answer:
-        return answer.status, await answer.text()
-
-
 async def test_metrics_do_not_wait_for_a_server_that_hangs(tmp_path: Path) -> None:
     async with staged(tmp_path, memory=20) as stage:
         stage.servers.metrics = METRICS
@@ -57,37 +52,34 @@ async def test_metrics_do_not_wait_for_a_server_that_hangs(tmp_path: Path) -> No
 async def test_upstream_reads_safe_routes_of_a_running_server(tmp_path: Path) -> None:
     models = {"org/a": {**TWO["a"], "args": ["--api-key", "own"]}, "b": TWO["b"]}
     async with staged(tmp_path, models) as stage:
-        status, text = await _get(stage, "/upstream/org/a/version")
-        assert status == 404 and "is stopped" in text and not stage.servers.begun
+        status, said = await stage.get("/upstream/org/a/version")
+        assert status == 404 and "is stopped" in said["error"]["message"] and not stage.servers.begun
         assert (await stage.ask(model="org/a", prompt=1))[0] == 200
         for name in ("org/a", "alpha"):
-            found = await _get(stage, f"/upstream/{name}/version")
-            assert found == (200, '{"version": "fake", "key": "Bearer own"}')
+            found = await stage.get(f"/upstream/{name}/version")
+            assert found == (200, {"version": "fake", "key": "Bearer own"})
         asked = list(stage.servers.begun[0].paths)
         for path in ("sleep", "wake_up", "v1/load_lora_adapter", "server_info", "v1/models"):
-            assert (await _get(stage, f"/upstream/org/a/{path}"))[0] == 404
-            async with stage.client.post(f"{stage.url}/upstream/org/a/{path}", json={}) as answer:
-                assert answer.status == 405
-        assert (await _get(stage, "/upstream/nobody/version"))[0] == 404
-        assert (await _get(stage, "/upstream/version"))[0] == 404
+            assert (await stage.get(f"/upstream/org/a/{path}"))[0] == 404
+            assert (await stage.send(f"/upstream/org/a/{path}"))[0] == 405
+        assert (await stage.get("/upstream/nobody/version"))[0] == 404
+        assert (await stage.get("/upstream/version"))[0] == 404
         assert stage.servers.begun[0].paths == asked
 
 
 async def test_reads_without_a_model_reach_the_default_or_the_only_model(tmp_path: Path) -> None:
     async def work(models: dict[str, Any], status: int, **limits: Any) -> None:
         async with staged(tmp_path, models, **limits) as stage:
-            assert (await _get(stage, "/version"))[0] == 404 and not stage.servers.begun
+            assert (await stage.get("/version"))[0] == 404 and not stage.servers.begun
             for name in models:
                 assert (await stage.ask(model=name, prompt=1))[0] == 200
-            found, text = await _get(stage, "/version")
+            found, said = await stage.get("/version")
             assert found == status
-            assert ("does not specify a model" in text) if status == 404 else ("Bearer of-a" in text)
+            assert ("does not specify a model" if status == 404 else "Bearer of-a") in str(said)
             # The server of the double knows /version only and answers others itself.
             for path in READ_PATHS:
-                _, text = await _get(stage, path)
-                assert "unknown path" not in text, path
-                async with stage.client.post(stage.url + path, json={}) as answer:
-                    assert answer.status == 405
+                assert "unknown path" not in str((await stage.get(path))[1]), path
+                assert (await stage.send(path))[0] == 405
 
     own = {name: {**TWO[name], "args": ["--api-key", f"of-{name}"]} for name in "ab"}
     await work({"a": own["a"]}, 200)
