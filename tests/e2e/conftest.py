@@ -8,14 +8,12 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from coldstart.artifacts import files
-from support import kernel_compiler
-from support.plain_vllm import PlainVllm
+from support import kernel_compiler, plain_vllm
 from tools import tiny_models
 from tools.machine import EAGER, PROMPTS, READY_S, VLLM, Machine, Tokens
 
@@ -112,8 +110,8 @@ def reference(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Tokens:
         if not known.exists():
             directory = tmp_path_factory.mktemp("reference")
             given = {"args": ["--model", str(tiny_models.shared("tiny-llama")), *EAGER], "prompts": PROMPTS}
-            with closing(PlainVllm(tiny_models.VLLM_CACHES)) as vllm:
-                known.write_text(json.dumps(vllm.answers(given | {"tokens": 16}, directory / "log")))
+            answers = plain_vllm.ask(given | {"tokens": 16}, tiny_models.VLLM_CACHES, directory / "log")
+            known.write_text(json.dumps(answers))
     return [tuple(tokens) for tokens in json.loads(known.read_text())]
 
 

@@ -12,27 +12,39 @@ from typing import Any
 
 import pytest
 from coldstart.artifacts.store import Store
-from support import architectures
-from support.plain_vllm import PlainVllm
+from support import plain_vllm
 from tools.machine import PROMPTS, Machine
 
 from benchmarks.start import real_model
-from coldstart.models import inspection
+from coldstart.models import inspection, tiny
 
 pytestmark = pytest.mark.vllm
 SMALL = ("--max-model-len", "128", "--max-num-seqs", "2", "--kv-cache-memory-bytes", "33554432")
 EAGER = (*SMALL, "--enforce-eager")
 
 
-@pytest.fixture(scope="module")
-def models(machine: Machine) -> Path:
-    return machine.root / "models"
+def _build(place: Path, config_class: str, model_class: str) -> Path:
+    """Write a tiny model with random weights; seeds, tokenizer and the spread of the logits are those of `tiny`."""
+    import torch
+    import transformers
+
+    # Tied weights would make every token most likely to follow itself.
+    config = getattr(transformers, config_class)(
+        vocab_size=2048, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=512, bos_token_id=0, eos_token_id=1, pad_token_id=3, tie_word_embeddings=False, dtype="float32",
+    )  # fmt: skip
+    model = getattr(transformers, model_class).from_config(config)
+    torch.manual_seed(0)
+    tiny.init_seeded_weights(model)
+    model.save_pretrained(place)
+    tiny.make_tokenizer().save_pretrained(place)
+    return place
 
 
 @pytest.mark.nightly
-def test_a_model_of_the_transformers_backend_starts_from_a_bundle(machine: Machine, models: Path) -> None:
+def test_a_model_of_the_transformers_backend_starts_from_a_bundle(machine: Machine, tmp_path: Path) -> None:
     """vLLM cannot cache this model's compiled forward; the bundle has it or records the reason."""
-    model = architectures.build("gpt-neox", models)
+    model = _build(tmp_path / "gpt-neox", "GPTNeoXConfig", "AutoModelForCausalLM")
     options = ("--profile-seconds", "1", "--format", "json")
     made = json.loads(machine.run("materialize", str(model), *options, "--", *SMALL))
     bundle = Store(machine.cache / "bundles").find_by_reference(made["ref"])
@@ -50,12 +62,10 @@ def test_a_model_of_the_transformers_backend_starts_from_a_bundle(machine: Machi
 
 
 @pytest.mark.nightly
-def test_embedding_equals_that_of_stock_vllm(machine: Machine, models: Path, tmp_path: Path) -> None:
-    model = architectures.build("bert", models)
-    vllm = PlainVllm(tmp_path / "caches")
+def test_embedding_equals_that_of_stock_vllm(machine: Machine, tmp_path: Path) -> None:
+    model = _build(tmp_path / "bert", "BertConfig", "AutoModel")
     asked = {"args": ["--model", str(model), *EAGER], "prompts": PROMPTS, "tokens": None}
-    expected = vllm.answers(asked, tmp_path / "plain.log")
-    vllm.close()
+    expected = plain_vllm.ask(asked, tmp_path / "caches", tmp_path / "plain.log")
     machine.run("materialize", str(model), "--", *EAGER)
     with machine.serving(str(model), "--mode", "fresh", vllm=EAGER) as served:
         assert served.report["mode"] == "fresh"
