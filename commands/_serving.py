@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from coldstart.commands._options import Common, require_positive
@@ -61,6 +61,15 @@ ReadyTimeout = Annotated[
         callback=require_positive,
         metavar="SECONDS",
         help="Abort a start that takes longer than this many seconds; default: no limit.",
+    ),
+]
+DEFERRED = "deferred"
+Capture = Annotated[
+    Literal["all", "deferred"],
+    typer.Option(
+        "--capture",
+        help="When to capture CUDA graphs: all (before the server is ready), or deferred (most of them after the server is"
+        " ready).",
     ),
 ]
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 else:
     Mode = Literal[(modes.AUTO, *modes.list_mode_names())]
 OnMiss = Literal["fail", "warn", "materialize"]
-Capture = Literal["all", "deferred"]
 
 
 @declare(takes_vllm_args=True, chooses_scheduler=True)
@@ -76,14 +75,7 @@ def command(
             "the weights that a `vllm preload` daemon holds on the GPU. Default: the model's own directory or repository.",
         ),
     ] = None,
-    capture: Annotated[
-        Capture,
-        typer.Option(
-            "--capture",
-            help="When to capture CUDA graphs: all (before the server is ready), or deferred (most of them after the server is"
-            " ready).",
-        ),
-    ] = "all",
+    capture: _serving.Capture = "all",
     require_signature: Annotated[
         bool, typer.Option("--require-signature", help="Fail if the bundle has no trusted signature.")
     ] = False,
@@ -120,7 +112,7 @@ def command(
         ready_timeout=ready_timeout,
         require_signature=require_signature,
         weights_from=weights_from,
-        defer_capture=capture == "deferred",
+        defer_capture=capture == _serving.DEFERRED,
         scheduler=choice,
     )
     plan = planning.plan(request)

@@ -56,6 +56,7 @@ def command(
     port: _serving.Port = None,
     revision: Revision = None,
     ready_timeout: _serving.ReadyTimeout = None,
+    capture: _serving.Capture = "all",
     detach: Annotated[
         bool,
         typer.Option(
@@ -91,7 +92,10 @@ def command(
         own_record = replace(own_record, planned_url=planned_url)
         directory.write(own_record)
         final = _ensure_bundle(common, lookup)
-        request = ServeRequest(final, listen, without_bundle=True, ready_timeout=ready_timeout)
+        defers = capture == _serving.DEFERRED
+        request = ServeRequest(
+            final, listen, without_bundle=True, ready_timeout=ready_timeout, defer_capture=defers
+        )
         prepared = _prepare(common, request)
         start = _Start(common, directory, request, own_record, prepared, final is not lookup)
         if detach:
@@ -121,10 +125,11 @@ def _prepare(common: Common, request: "ServeRequest") -> "Preparation":
 
     for note in request.lookup.notes:
         common.out.warn(note)
-    # Prepare without the address: it belongs to one server, and a template forks servers for any address.
+    # Prepare without the address: it belongs to one server, and a template forks servers for any address. A standby engine
+    # captures all graphs, because no client waits for it.
     prepared = preparation.prepare_fastest(
         request.lookup,
-        planning.plan(replace(request, listen=())),
+        planning.plan(replace(request, listen=(), defer_capture=False)),
         common.out.show_phase,
         request.ready_timeout,
     )
@@ -157,6 +162,7 @@ def _detach(start: _Start, serve_args: list[str], lock: int) -> None:
     timeout = request.ready_timeout
     serve_args += ["--on-miss", "warn", "--mode", "auto", "--cache-dir", str(common.cache.root)]
     serve_args += request.listen
+    serve_args += ["--capture", _serving.DEFERRED] * request.defer_capture
     serve_args += [] if timeout is None else ["--ready-timeout", str(timeout)]
     flags = (("--offline", common.offline), ("-v", common.out.verbose))
     serve_args += [flag for flag, is_set in flags if is_set]

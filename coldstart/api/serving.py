@@ -29,6 +29,7 @@ def serve(
     ready_timeout_s: float | None = None,
     scheduler: SchedulerSettings = STOCK,
     weights_from: str | None = None,
+    defer_capture: bool = False,
     require_signature: bool = False,
     untrusted: bool = False,
     revision: str | None = None,
@@ -51,6 +52,7 @@ def serve(
         ready_timeout_s: Maximum time to the first token, in seconds; None: no limit.
         scheduler: Scheduling policy and its settings; default: vLLM's own policy.
         weights_from: Address from which the weights are fetched; None: the directory of the model.
+        defer_capture: Capture most CUDA graphs after the server is ready.
         require_signature: Refuse a bundle that no trusted key has signed.
         untrusted: Accept a bundle that no trusted key has signed; its code is not used.
         revision: Commit, branch or tag of a hub model.
@@ -86,5 +88,6 @@ def serve(
             require_signature=require_signature,
             scheduler=scheduler,
             weights_from=weights_from,
+            defer_capture=defer_capture,
         )
     )

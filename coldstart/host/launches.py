@@ -27,7 +27,7 @@ class Launch:
     `on_miss` is "fail", or "warn" to start stock vLLM if no bundle matches. An `unlisted` model does not appear in
     /v1/models. `weights_from` is the source from which a machine without the weights fetches them. `devices` are the
     indices of the GPUs that the server may use. If `devices` is empty, it may use all GPUs. It may use `gpu_bytes` bytes of
-    each GPU; 0 sets no limit.
+    each GPU; 0 sets no limit. With `defer_capture`, it captures most CUDA graphs after it is ready.
     """
 
     name: str
@@ -41,6 +41,7 @@ class Launch:
     unlisted: bool = False
     weights_from: str | None = None
     devices: tuple[int, ...] = ()
+    defer_capture: bool = False
     gpu_bytes: int = 0
 
     def __post_init__(self) -> None:
@@ -86,7 +87,7 @@ class Launch:
     def server_identity(self) -> tuple[object, ...]:
         """Return a value that is equal for two launches if they would start identical servers."""
         arguments = (self.model, tuple(self.args), self.served_names)
-        return (*arguments, self.revision, self.untrusted, self.devices, self.gpu_bytes)
+        return (*arguments, self.revision, self.untrusted, self.devices, self.defer_capture, self.gpu_bytes)
 
     def names(self) -> Iterator[tuple[str, str]]:
         """Yield each model name that requests may use, together with the name that the server expects."""

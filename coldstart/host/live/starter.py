@@ -225,6 +225,7 @@ def build_request(order: StartOrder, listen: Sequence[str] = ()) -> ServeRequest
         templates=Path(order.templates),
         weights_from=launch.weights_from if fetched else None,
         weights_rate_limit=order.rate_limit if fetched else None,
+        defer_capture=launch.defer_capture and order.template is None,
     )
 
 

@@ -155,13 +155,18 @@ def test_serve_passes_every_option_on(model: str, requests: list[ServeRequest]) 
     api.serve(
         model, ["--max-model-len", "512"], host="::1", port=7, api_key="k", mode="snapshot", on_miss="warn",
         ready_timeout_s=9, scheduler=scheduler, weights_from="/w", require_signature=True,
-        untrusted=True, offline=True,
+        untrusted=True, offline=True, defer_capture=True,
     )  # fmt: skip
     (sent,) = requests
     assert sent.listen == ["--host", "::1", "--port", "7", "--api-key", "k"]
     assert (sent.mode, sent.without_bundle, sent.ready_timeout) == ("snapshot", True, 9)
     assert (sent.scheduler, sent.weights_from) == (scheduler, "/w")
-    assert sent.require_signature and sent.lookup.accepts is not None and sent.lookup.offline
+    assert (
+        sent.defer_capture
+        and sent.require_signature
+        and sent.lookup.accepts is not None
+        and sent.lookup.offline
+    )
     assert list(sent.lookup.vllm_args) == ["--max-model-len", "512"]
 
 

@@ -340,11 +340,13 @@ def test_two_commands_at_one_moment_start_one_server(
     rounds: int,
 ) -> None:
     for number in range(rounds):
-        reports = [json.loads((output / "out").read_text()) for output in bring_two_up(number)]
+        outputs = bring_two_up(number, "--capture", "deferred")
+        reports = [json.loads((output / "out").read_text()) for output in outputs]
         (record,) = filter(
             None, [directory.read() for directory in up_records.list_directories(lookup.cache)]
         )
         assert record.url == record.planned_url and record.url.startswith("http://127.0.0.1:")
+        assert b"--capture\0deferred\0" in Path(f"/proc/{record.pid}/cmdline").read_bytes()
         down("--format", "json")
         (server,) = json.loads(capsys.readouterr().out)["servers"]
         (began,) = [one for one in reports if not one.get("already_up")]

@@ -127,6 +127,11 @@ async def test_rank_and_the_full_worker_beside_it_fit_on_one_gpu(
     own = {"cache": str(tmp_path / "cache"), "offline": True}
     orders = [replace(server.order, **own) for server in node.servers.begun]
     rank, full = (planning.plan(build_request(order, order.listen)).vllm_args for order in orders)
+    defers = replace(orders[0], launch=replace(orders[0].launch, defer_capture=True))
+    assert (
+        build_request(defers).defer_capture
+        and not build_request(replace(defers, template="runtime")).defer_capture
+    )
     asked = request(rank, GPU - CONTEXT)
     assert asked <= spec.part(ranks) and request(full, GPU - 2 * CONTEXT - asked) <= spec.memory
     # What the user typed, or vLLM's default, remains the upper limit, of all ranks together.
