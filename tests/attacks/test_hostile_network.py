@@ -10,8 +10,8 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ from coldstart.artifacts.net.http_client import PATIENCE_VARIABLE
 from coldstart.artifacts.store import Store
 from support.prefetching import checkpoint, prefetcher
 from tools.bundles import publish
+from tools.memory import run_beside
 from tools.raw_server import Asked, answer, answering, challenge, dribble, flood
 
 from coldstart.validate.checks import check
@@ -178,22 +179,17 @@ WEIGHTS: dict[str, Behave] = COMMON | {
 }
 
 
-class _Watch:
-    """The largest resident size of this process in a block, above what it had before."""
+@contextmanager
+def _watch() -> Iterator[list[int]]:
+    """Yield a list of the resident sizes of this process in the block, less what it had before."""
+    before, sizes = _resident(), [0]
 
-    def __enter__(self) -> _Watch:
-        self.before, self.peak, self._stop = _resident(), 0, threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-        return self
+    def run(end: threading.Event) -> None:
+        while not end.wait(0.005):
+            sizes.append(_resident() - before)
 
-    def _run(self) -> None:
-        while not self._stop.wait(0.005):
-            self.peak = max(self.peak, _resident() - self.before)
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
+    with run_beside(run):
+        yield sizes
 
 
 def _resident() -> int:
@@ -210,11 +206,11 @@ def test_a_hostile_registry(name: str, tmp_path: Path, monkeypatch: pytest.Monke
     ):
         (tmp_path / "config.json").write_text(json.dumps({"auths": {server.address: {"auth": LOGIN}}}))
         store, began = Store(tmp_path / "store"), time.monotonic()
-        with _Watch() as watch, pytest.raises(BundleError) as caught:
+        with _watch() as watch, pytest.raises(BundleError) as caught:
             remote.pull(store, f"oci://{server.address}/a/b:v1")
         assert name != "has a bad chunk" or f"{server.address}/v2/a/b" in caught.value.message
         assert time.monotonic() - began < DEADLINE_S
-        assert watch.peak < RSS
+        assert max(watch) < RSS
         assert not store.list_bundles() and not list(store.root.rglob("*.partial"))
         assert SECRET.encode() not in other.heard and LOGIN.encode() not in other.heard
 
@@ -226,12 +222,12 @@ def test_a_hostile_weights_server(name: str, monkeypatch: pytest.MonkeyPatch) ->
     with answering(WEIGHTS[name]) as server:
         given = headers(server.url.replace("//", f"//me:{SECRET}@"), {})
         source, began = HttpSource(server.url, given), time.monotonic()
-        with _Watch() as watch, suppress(SourceUnavailableError, SourceUnusableError):
+        with _watch() as watch, suppress(SourceUnavailableError, SourceUnusableError):
             got = source.read("f", 4096, 0, into, lambda _: None)
             assert 0 < got <= 4096  # whose digest decides
         source.close()
         assert time.monotonic() - began < DEADLINE_S
-        assert watch.peak < RSS
+        assert max(watch) < RSS
 
 
 def _serve_bundle(made: Bundle, signatures: int, hostile: Mapping[str, Behave]) -> Behave:
@@ -274,12 +270,12 @@ def test_hostile_responses_after_a_valid_manifest(
     monkeypatch.setenv(PATIENCE_VARIABLE, "0.5")
     registry = _serve_bundle(publish(Store(tmp_path / "made"), tmp_path), 1, {where: COMMON[name]})
     store = Store(tmp_path / "store")
-    with answering(registry) as server, _Watch() as watch:
+    with answering(registry) as server, _watch() as watch:
         began = time.monotonic()
         with suppress(BundleError):
             remote.pull(store, f"oci://{server.address}/a/b:v1")
         assert time.monotonic() - began < DEADLINE_S
-    assert watch.peak < RSS
+    assert max(watch) < RSS
     assert all(check(bundle) == [] for bundle in store.list_bundles())
 
 

@@ -11,7 +11,7 @@ from threading import Condition
 from typing import Any
 
 import pytest
-from support.prefetching import FILE, checkpoint, prefetcher
+from support.prefetching import FILE, checkpoint, prefetcher, status
 from support.processes import busy_s, exhaust_descriptors, wait_until
 from support.range_server import RangeServer, run_server
 
@@ -51,7 +51,7 @@ def bystander(server: RangeServer, plan: dict[str, Any], directory: Path, runtim
     """Yield the prefetcher's pid; another client is served before and after the attack."""
     with client.attach(server.url, plan, names=["t0"], directory=runtime) as attached:
         attached.wait_for_tensors()
-        pid = int(_status(runtime)["pid"])
+        pid = int(status(runtime)["pid"])
         before = len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208
         yield pid
         (entry,) = [tensor for tensor in plan["files"][0]["tensors"] if tensor["name"] == "t1"]
@@ -59,15 +59,10 @@ def bystander(server: RangeServer, plan: dict[str, Any], directory: Path, runtim
         with client.attach(server.url, plan, names=["t1"], directory=runtime) as other:
             other.wait_for_tensors()
             assert other.map_file(FILE)[entry["offset"] :][: entry["size"]] == data
-        assert _status(runtime)["pid"] == pid
+        assert status(runtime)["pid"] == pid
         # The prefetcher drops a closed connection only after it has read what its client sent.
-        wait_until(lambda: _status(runtime)["clients"] == 2)
+        wait_until(lambda: status(runtime)["clients"] == 2)
         wait_until(lambda: len(os.listdir(f"/proc/{pid}/fd")) <= before)  # noqa: PTH208
-
-
-def _status(runtime: Path) -> dict[str, Any]:
-    (one,) = client.request("status", directory=runtime)
-    return one
 
 
 def _raw(runtime: Path) -> socket.socket:
@@ -120,10 +115,10 @@ def test_a_line_without_an_end_is_cut_off(runtime: Path) -> None:
 def test_silent_client_delays_no_other_client(runtime: Path) -> None:
     silent = [_raw(runtime) for _ in range(50)]
     silent[0].sendall(b'{"op": "sta')
-    assert _status(runtime)["clients"] >= 51
+    assert status(runtime)["clients"] >= 51
     for connection in silent:
         connection.close()
-    wait_until(lambda: _status(runtime)["clients"] == 2)
+    wait_until(lambda: status(runtime)["clients"] == 2)
 
 
 def test_prefetcher_out_of_descriptors_refuses_without_spinning(bystander: int, runtime: Path) -> None:

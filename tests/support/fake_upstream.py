@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -196,17 +196,14 @@ class FakeServer:
         await answer.write(b"data: [DONE]\n\n")
         return answer
 
-    def _noticing(self, prompt: Any) -> Any:
-        server = self
-
-        class Noticing:
-            def __enter__(self) -> None: ...
-
-            def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-                if kind is not None:
-                    server.gone.append(prompt)
-
-        return Noticing()
+    @contextmanager
+    def _noticing(self, prompt: Any) -> Iterator[None]:
+        """Note the prompt if its client disconnects in the block."""
+        try:
+            yield
+        except BaseException:
+            self.gone.append(prompt)
+            raise
 
     def stop(self) -> None:
         self.over.set()

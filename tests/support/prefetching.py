@@ -84,6 +84,12 @@ def checkpoint(directory: Path, tensors: int = 8, size: int = CHUNK) -> dict[str
     return Weights.read(directory).plan
 
 
+def status(directory: Path) -> dict[str, Any]:
+    """Return the status of the only prefetcher of this runtime directory."""
+    (one,) = client.request("status", directory=directory)
+    return one
+
+
 @contextmanager
 def prefetcher(directory: Path, **settings: object) -> Iterator[Path]:
     """Yield the runtime directory of a prefetcher with these environment variables; it ends with the block."""

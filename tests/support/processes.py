@@ -37,15 +37,10 @@ def find_family(*pids: int) -> list[psutil.Process]:
     return list(dict.fromkeys(one for each in first for one in (each, *each.children(recursive=True))))
 
 
-def is_over(process: psutil.Process) -> bool:
-    """Return whether the process has ended, waited for or not."""
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-
-
 def remaining(family: Iterable[psutil.Process], patience_s: float = 20.0) -> list[psutil.Process]:
     """Return the processes of `family` that still run after `patience_s` seconds."""
     deadline_s = time.monotonic() + patience_s
-    while (left := [one for one in family if not is_over(one)]) and time.monotonic() < deadline_s:
+    while (left := [one for one in family if not has_ended(one.pid)]) and time.monotonic() < deadline_s:
         time.sleep(0.05)
     return left
 

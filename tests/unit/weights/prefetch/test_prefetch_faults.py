@@ -5,10 +5,9 @@ import signal
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.prefetching import CHUNK, Weights, check_tensors, check_whole
+from support.prefetching import CHUNK, Weights, check_tensors, check_whole, status
 from support.processes import wait_until
 from support.range_server import FOREVER, RangeServer
 
@@ -99,7 +98,7 @@ def test_load_continues_from_files_when_the_prefetcher_is_killed(
     ]
     loading = load_tensors(tensors, rungs, report)
     found = [next(loading)]
-    os.kill(_status(runtime)["pid"], signal.SIGKILL)
+    os.kill(status(runtime)["pid"], signal.SIGKILL)
     found += loading
     for tensor, view in found:
         assert view == weights.data[tensor.file][tensor.offset : tensor.end]
@@ -122,11 +121,6 @@ def _regions(pid: int | str = "[0-9]*") -> dict[int, set[str]]:
     return found
 
 
-def _status(runtime: Path) -> dict[str, Any]:
-    (one,) = client.request("status", directory=runtime)
-    return one
-
-
 def _mappings() -> int:
     return Path("/proc/self/maps").read_text().count("coldstart-weights")
 
@@ -143,7 +137,7 @@ def test_starts_leave_nothing_open(weights: Weights, server: RangeServer, runtim
     def cycle() -> set[int]:
         with client.attach(server.url, weights.plan, names=names, directory=runtime) as attached:
             check_tensors(attached, weights, names)
-            held = _regions(_status(runtime)["pid"])
+            held = _regions(status(runtime)["pid"])
         client.request("stop", directory=runtime)
         return set(held)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.certificates import write_certificate
-from support.prefetching import Weights, check_whole
+from support.prefetching import Weights, check_whole, status
 from support.range_server import RangeServer, run_server
 from tools.raw_server import RawServer, answer, answering
 
@@ -25,8 +25,7 @@ from coldstart.weights.prefetch.sources import SourceUnavailableError, SourceUnu
 def test_a_local_directory_is_mapped_itself(weights: Weights, runtime: Path) -> None:
     with client.attach(str(weights.directory), weights.plan, directory=runtime) as attached:
         check_whole(attached, weights)
-        (one,) = client.request("status", directory=runtime)
-        assert one["memory_bytes"] == 0
+        assert status(runtime)["memory_bytes"] == 0
 
 
 def test_early_fetch_lasts_until_one_attaches(weights: Weights, server: RangeServer, runtime: Path) -> None:
@@ -35,8 +34,7 @@ def test_early_fetch_lasts_until_one_attaches(weights: Weights, server: RangeSer
         client.attach(server.url, weights.plan, directory=runtime) as attached,
     ):
         check_whole(attached, weights)
-        (model,) = client.request("status", directory=runtime)
-        assert model["leases"] == 1
+        assert status(runtime)["leases"] == 1
     assert server.total() == sum(map(len, weights.data.values()))
 
 
@@ -47,8 +45,7 @@ def test_twenty_workers_share_one_copy(weights: Weights, server: RangeServer, ru
         runs = [pool.submit(_worker, server.url, weights, runtime) for _ in range(20)]
         assert [run.result() for run in runs] == [0] * 20
     assert server.total() == sum(map(len, weights.data.values()))
-    (model,) = client.request("status", directory=runtime)
-    assert model["ready_bytes"] == server.total()
+    assert status(runtime)["ready_bytes"] == server.total()
 
 
 def _worker(url: str, weights: Weights, runtime: Path) -> int:
