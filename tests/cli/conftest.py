@@ -6,8 +6,9 @@ import pytest
 from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
+from support.engines import home
 from tools.bundles import publish
-from tools.command_line import home, run
+from tools.command_line import run
 
 from coldstart.system import paths
 from coldstart.system.paths import Cache

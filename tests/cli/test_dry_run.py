@@ -38,7 +38,7 @@ def before(run: Run, monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterator[li
 
 def _list(home: Path) -> Listing:
     """Return what shows a change of each file and directory; those of sockets are no result of a command."""
-    found = [path for path in home.rglob("*") if path.relative_to(home).parts[0] != "coldstart"]
+    found = [path for path in home.rglob("*") if path.relative_to(home).parts[0] != "runtime_dir"]
     states = ((str(path.relative_to(home)), path.lstat()) for path in found)
     return {name: (one.st_ino, one.st_size, one.st_mtime_ns, one.st_mode) for name, one in states}
 

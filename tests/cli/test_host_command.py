@@ -120,13 +120,13 @@ def test_host_reports_invalid_arguments_before_it_starts(
     ],
 )
 def test_keys_that_open_nothing_are_warned_about(
-    tmp_path: Path, run: Run, lines: str, options: tuple[str, ...], warned: bool
+    home: Path, run: Run, lines: str, options: tuple[str, ...], warned: bool
 ) -> None:
-    write_clients(tmp_path, {"laptop": lines})
-    (tmp_path / "operator.key").write_text("key-of-operator\n")
-    (tmp_path / "operator.key").chmod(0o644)
-    (tmp_path / "laptop.key").chmod(0o600 if warned else 0o644)
-    (tmp_path / "host.toml").write_text(HOST_FILE)
+    write_clients(home, {"laptop": lines})
+    (home / "operator.key").write_text("key-of-operator\n")
+    (home / "operator.key").chmod(0o644)
+    (home / "laptop.key").chmod(0o600 if warned else 0o644)
+    (home / "host.toml").write_text(HOST_FILE)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         files = ("--host-file", "host.toml", "--client-keys", "keys.toml", "--port", port)

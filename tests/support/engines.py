@@ -59,9 +59,12 @@ def hold_model(lookup: BundleLookup) -> Iterator[tuple[subprocess.Popen[bytes], 
 def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Directories of one user below a short path, because the length of Unix socket paths is limited."""
     root = Path(tempfile.mkdtemp(prefix="cs-"))
-    for name in ("COLDSTART_CACHE_DIR", "COLDSTART_CRIU", "VLLM_CPU_KVCACHE_SPACE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(root))
+    for name in [
+        name for name in os.environ if name.startswith(("COLDSTART_", "HF_", "VLLM_CPU_KVCACHE_SPACE"))
+    ]:
+        monkeypatch.delenv(name)
+    for name, value in {"HOME": str(root), "COLUMNS": "100", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
     for name in ("CACHE_HOME", "STATE_HOME", "RUNTIME_DIR"):
         monkeypatch.setenv(f"XDG_{name}", str(root / name.lower()))
     yield root

@@ -1,6 +1,5 @@
 """Run the command line in a child process with a separate home directory, or parse it only."""
 
-import os
 import re
 import subprocess
 from collections.abc import Callable, Mapping
@@ -14,18 +13,6 @@ from tools.forked import coldstart
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 """run(*args, code=0, cwd=None): the finished process; fails unless it exits with ``code`` (None: any)."""
-
-
-@pytest.fixture
-def home(tmp_path: Path, runtime_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Set HOME to an empty directory and remove the user's variables."""
-    for name in list(os.environ):
-        if name.startswith(("COLDSTART_", "HF_", "XDG_")) and name != "XDG_RUNTIME_DIR":
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setenv("NO_COLOR", "1")
-    return tmp_path
 
 
 @pytest.fixture
