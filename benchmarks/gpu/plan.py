@@ -93,20 +93,19 @@ class Part:
         return found
 
     def run(self, name: str, *command: str) -> str:
-        """Run a command and return its standard output. Raises RuntimeError with the end of its log."""
+        """Run a command and return its standard output. Raises RuntimeError with the ends of its output and of its log."""
         log = self.logs / f"{name}.log"
         with log.open("wb") as errors:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, start_new_session=True)
         try:
             output = process.communicate(timeout=max(1.0, self.left()))[0].decode()
-        except subprocess.TimeoutExpired:
+            problem = f"exit code {process.returncode}" if process.returncode else ""
+        except subprocess.TimeoutExpired as error:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            raise RuntimeError(f"did not end in time: {exits.read_log_tail(log)}") from None
-        if process.returncode:
-            raise RuntimeError(
-                f"exit code {process.returncode}: {output[-TAIL:]}\n{exits.read_log_tail(log)}"
-            )
+            problem, output = "did not end in time", (error.output or b"").decode(errors="replace")
+        if problem:
+            raise RuntimeError(f"{problem}: {output[-TAIL:]}\n{exits.read_log_tail(log)}")
         return output
 
     def coldstart(self, name: str, *words: str) -> str:

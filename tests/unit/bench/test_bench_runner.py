@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.fake_launcher import FakeLauncher as Fake
 
+from benchmarks.gpu import plan
 from coldstart.bench import benchmark, measure, result, run_order
 from coldstart.bench.measure import RunSettings, SteadyState
 from coldstart.bench.runner import Bench
@@ -18,6 +19,13 @@ from coldstart.system.devices import nvml
 from coldstart.validate import launchers
 from coldstart.validate.launch import Launcher, ModeUnavailableError, RunFiles
 from coldstart.validate.launchers import ModelUnderTest
+
+
+@pytest.mark.parametrize("end", ["sleep 60", "exit 3"])
+def test_step_of_the_device_plan_keeps_the_ends_of_both_streams(end: str, tmp_path: Path) -> None:
+    part = plan.Part("probe", "7b", tmp_path, tmp_path, seconds=0.0)
+    with pytest.raises(RuntimeError, match=r"(?s)printed.*logged"):
+        part.run("step", "sh", "-c", f"echo printed; echo logged >&2; {end}")
 
 
 def bench(
