@@ -322,7 +322,8 @@ SNAPSHOT = SnapshotMode(
     "snapshot",
     loads_weights=False,
     probes=("criu",),
-    auto_on=(CPU,),  # `vllm snapshot` is untested
+    # `vllm snapshot` is untested. On a GPU it would come after a runtime template, which serves any number of servers.
+    auto_on=(CPU,),
 )
 TEMPLATE_RUNTIME = TemplateMode(
     "template-runtime",
