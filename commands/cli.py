@@ -13,7 +13,6 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -276,7 +275,7 @@ class _StoppedBySignal(SystemExit):
 def install_signal_handlers() -> None:
     """Exit with code 128 + signal on SIGINT and SIGTERM."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _exit_on_signal)
+        signal.signal(number, lambda number, _: _raise_stopped(128 + number))
     # Another library's hook, such as a partial, may have no name.
     if getattr(sys.unraisablehook, "__name__", None) != "_raise_dropped_exit":
         previous_hook = sys.unraisablehook
@@ -291,10 +290,6 @@ def install_signal_handlers() -> None:
                 previous_hook(unraisable)
 
         sys.unraisablehook = _raise_dropped_exit
-
-
-def _exit_on_signal(number: int, frame: FrameType | None) -> NoReturn:
-    _raise_stopped(128 + number)
 
 
 def _raise_stopped(code: int) -> NoReturn:

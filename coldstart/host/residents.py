@@ -51,13 +51,9 @@ def share_memory(specs: tuple[ModelSpec, ...], settings: HostSettings) -> dict[s
     for place in (*sorted({number for spec in specs for number in spec.devices}), None):
         models = [spec for spec in specs if place is None or place in spec.devices]
         limit = settings.memory if place is None else settings.bytes_per_device
-        sizes = [
-            (
-                count_device_bytes(spec.least_memory or memory[spec.name], spec.devices, place),
-                count_device_bytes(memory[spec.name], spec.devices, place),
-            )
-            for spec in models
-        ]
+        most = [count_device_bytes(memory[spec.name], spec.devices, place) for spec in models]
+        least = [count_device_bytes(spec.least_memory, spec.devices, place) for spec in models]
+        sizes = [(low or high, high) for low, high in zip(least, most, strict=True)]
         divided = divide_memory(limit, sizes, settings.max_residents or len(models))
         for spec, size in zip(models, divided, strict=True):
             count = 1 if place is None else len(spec.devices)

@@ -180,15 +180,13 @@ class _Preparation:
 
         gpus = nvml.list_gpus() if share < planned else []
         total = gpus[0].memory_bytes if gpus else 0
-        unused = ceil((planned - share) * total)
+        unused, needed = ceil((planned - share) * total), floor(share * total)
         try:
             plans = [
                 msgspec.structs.replace(
                     plan,
                     kv_cache_memory_bytes=plan.kv_cache_memory_bytes - unused,
-                    free_memory_baseline=min(
-                        plan.free_memory_baseline, floor(share * total) or plan.free_memory_baseline
-                    ),
+                    free_memory_baseline=min(plan.free_memory_baseline, needed or plan.free_memory_baseline),
                 )
                 for plan in kv_plan.parse_plans(data)
             ]

@@ -89,7 +89,7 @@ def _escape_xml(value: str) -> str:
 
 
 def _render_command(report: ValidationReport, finding: Finding) -> str:
-    title = _escape_property(f"{finding.code} {finding.subject}")
+    title = _escape_data(f"{finding.code} {finding.subject}").replace(":", "%3A").replace(",", "%2C")
     hint = f"; hint: {finding.hint}" if finding.hint else ""
     return f"::{GITHUB_COMMANDS[finding.severity]} title={title}::" + _escape_data(
         f"{report.ref}: {finding.message}{hint}"
@@ -98,7 +98,3 @@ def _render_command(report: ValidationReport, finding: Finding) -> str:
 
 def _escape_data(value: str) -> str:
     return value.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _escape_property(value: str) -> str:
-    return _escape_data(value).replace(":", "%3A").replace(",", "%2C")

@@ -172,7 +172,8 @@ def _compare_prompt(
     )
     crowd = f" with {concurrency} concurrent requests" if concurrency != ALONE else ""
     subject = f"tokens/prompt-{index + 1}" + (f"/{concurrency}-at-once" if crowd else "")
-    message = f"the response to prompt {index + 1}, {_shorten(prompt)},{crowd} differs from vLLM's at token {found.position}: "
+    shown = prompt if len(prompt) <= 60 else prompt[:57] + "..."
+    message = f"the response to prompt {index + 1}, {shown!r},{crowd} differs from vLLM's at token {found.position}: "
     message += f"{found.actual_token} instead of {found.expected_token}"
     if crowd and own_position is not None and found.position >= own_position:
         message += f"; vLLM's own responses to concurrent requests differ at token {own_position}; the bundle is not the cause"
@@ -185,7 +186,3 @@ def _find_latest_divergence(answer: Response, expected: set[Response]) -> Diverg
     """Return the divergence from the `expected` response with the longest common prefix, or None if one is equal."""
     divergences = [find_divergence(answer, other) for other in expected]
     return None if None in divergences else max(one for one in divergences if one is not None)
-
-
-def _shorten(prompt: str) -> str:
-    return repr(prompt if len(prompt) <= 60 else prompt[:57] + "...")

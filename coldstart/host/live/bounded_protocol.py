@@ -153,7 +153,8 @@ class BoundedProtocol(HttpToolsProtocol):
             return "the gateway supports only HTTP/1.0 and HTTP/1.1, and no CONNECT requests"
         if version == "1.1" and host is None:
             return "the request has no Host header"
-        if not self.url.startswith(b"/") and _find_authority(self.url) != host:
+        authority = self.url.partition(b"://")[2].partition(b"/")[0].partition(b"?")[0].lower()
+        if not self.url.startswith(b"/") and authority != host:
             return "the request target is neither a path nor a URL with the host of the Host header"
         if version == "1.0" and (b"transfer-encoding" in given or self.parser.should_upgrade()):
             return "HTTP/1.0 supports neither the Transfer-Encoding nor the Upgrade header"
@@ -207,7 +208,3 @@ class BoundedProtocol(HttpToolsProtocol):
         )
         self.transport.write(head.encode("ascii") + body)
         self.transport.close()
-
-
-def _find_authority(target: bytes) -> bytes:
-    return target.partition(b"://")[2].partition(b"/")[0].partition(b"?")[0].lower()

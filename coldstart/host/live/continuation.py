@@ -226,7 +226,8 @@ class Continuation:
             if (ids := holder.get("prompt_token_ids")) is not None:
                 self.prompt = list(ids)
         if choice:
-            self._take_tokens(list(choice.get("token_ids") or ()), _text(choice))
+            text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+            self._take_tokens(list(choice.get("token_ids") or ()), str(text))
             self.finished = self.finished or choice.get("finish_reason") is not None
         if self._shows_ids:
             return event + b"\n\n"
@@ -291,10 +292,6 @@ def _completion(data: bytes) -> dict[str, Any] | None:
         return None
     known = isinstance(chunk, dict) and ("error" in chunk or isinstance(chunk.get("choices"), list))
     return chunk if known else None
-
-
-def _text(choice: Mapping[str, Any]) -> str:
-    return str(choice.get("text") or (choice.get("delta") or {}).get("content") or "")
 
 
 def _data(document: Mapping[str, Any]) -> bytes:

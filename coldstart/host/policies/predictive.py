@@ -45,7 +45,8 @@ def find_cheapest_victims(items: Sequence[Item], need: int, credit: float) -> li
     price = credit * ranked[min(count, len(ranked) - 1)][0]
     seeds = ranked[:SEEDS] if count <= SEEDS else ranked[:1]
     sets = (_remove_unneeded(_complete_set(seed, ranked, need), need, price) for seed in seeds)
-    return [model for _, _, model in min(sets, key=lambda chosen: _sum_loss(chosen, price))]
+    least = min(sets, key=lambda chosen: sum((density - price) * size for density, size, _ in chosen))
+    return [model for _, _, model in least]
 
 
 def _count_needed(ranked: Sequence[Item], need: int) -> int | None:
@@ -75,10 +76,6 @@ def _remove_unneeded(chosen: list[Item], need: int, price: float) -> list[Item]:
             chosen.remove(item)
             spare -= item[1]
     return chosen
-
-
-def _sum_loss(chosen: Sequence[Item], price: float) -> float:
-    return sum((density - price) * size for density, size, _ in chosen)
 
 
 KEEP = np.array([0.7, 0.9, 0.97, 0.995])

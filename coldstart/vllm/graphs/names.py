@@ -19,17 +19,13 @@ def is_on_device(tensor: Any) -> bool:
 
 def name_runner_tensors(runner: Any, wanted: Wanted = is_on_device) -> dict[str, Any]:
     """Return the tensors that `wanted` accepts, by name: weights, buffers, KV caches, then other attributes."""
-    model = unwrap_model(runner.model)
+    # vLLM wraps the model for its CUDA graphs.
+    model = runner.model.unwrap() if hasattr(runner.model, "unwrap") else runner.model
     named = {f"param:{name}": p.data for name, p in model.named_parameters()}
     named |= {f"buffer:{name}": b for name, b in model.named_buffers()}
     named |= dict(iterate_kv_caches(runner))
     named |= {f"static:{path}": t for path, t in iterate_static_tensors(runner, wanted)}
     return {symbol: tensor for symbol, tensor in named.items() if wanted(tensor)}
-
-
-def unwrap_model(model: Any) -> Any:
-    """Return the model inside vLLM's CUDA graph wrappers."""
-    return model.unwrap() if hasattr(model, "unwrap") else model
 
 
 def iterate_kv_caches(runner: Any) -> Iterator[tuple[str, Any]]:
