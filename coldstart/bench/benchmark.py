@@ -56,10 +56,10 @@ def run(
     with tempfile.TemporaryDirectory(prefix="coldstart-bench-") as name:
         starters = create_launchers(subject, request.mode_names, Path(name))
         bench = Bench(starters, settings, Path(name), progress, on_run=save_incomplete)
-        document = build_result(bench.measure(request.runs, request.warmup))
+        document = build_result(measured := bench.measure(request.runs, request.warmup))
     failures, modes = document["failures"], document["modes"]
     for mode in request.mode_names if request.modes else ():
-        if "unavailable" in modes[mode] and not any(reason.startswith(f"{mode}:") for reason in failures):
+        if "unavailable" in modes[mode] and mode not in measured.failed:
             failures.append(f"{mode} was requested but could not run: {modes[mode]['unavailable']}")
     if baseline is not None:
         document["baseline"] = comparison = compare.compare_documents(

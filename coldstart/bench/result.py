@@ -72,7 +72,7 @@ def list_slow_path_reasons(runs: Iterable[MeasuredRun]) -> list[str]:
     reasons: dict[str, None] = {}
     for run in runs:
         if run.mode not in run_order.BASELINES:
-            reasons.update(dict.fromkeys(explain_slow_path(run.readiness)))
+            reasons.update(dict.fromkeys(map(str, explain_slow_path(run.readiness))))
     return list(reasons)
 
 

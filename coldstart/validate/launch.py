@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from coldstart.artifacts import canonical
+from coldstart.contract.fallback import Fallback, decode_fallbacks
 from coldstart.errors import CommandFailedError, describe_reason
 from coldstart.launch.completions import CompletionFailedError
 from coldstart.system.ipc.addresses import find_free_port
@@ -227,16 +228,17 @@ def run_server(launcher: Launcher, directory: Path) -> Iterator[LaunchedServer]:
             server.stop()
 
 
-def explain_slow_path(readiness: Mapping[str, object]) -> list[str]:
+def explain_slow_path(readiness: Mapping[str, object]) -> list[Fallback]:
     """Return the reasons why a server did not use all sections of its bundle, or none if it did."""
-    taken, fallbacks = readiness.get("fast_path"), readiness.get("fallbacks")
-    if not isinstance(taken, Mapping) or not isinstance(fallbacks, list):
-        return ["the ready file does not list the sections in use"]
-    missing = [f"{section} was not used" for section, used in taken.items() if not used]
-    explained = [f"{entry.get('section')}: {entry.get('reason')}" for entry in fallbacks]
-    if not taken and not explained and readiness.get("canary") is not True:
-        return ["no section of the bundle was used"]
-    return explained or missing
+    taken, listed = readiness.get("fast_path"), readiness.get("fallbacks")
+    if not isinstance(taken, Mapping) or not isinstance(listed, list):
+        return [Fallback("bundle", "the ready file does not list the sections in use")]
+    if not taken and not listed and readiness.get("canary") is not True:
+        return [Fallback("bundle", "no section was used")]
+    unexplained = [
+        Fallback(section, "the server gave no reason") for section, used in taken.items() if not used
+    ]
+    return decode_fallbacks(listed) or unexplained
 
 
 def _read_ready_file(path: Path) -> dict[str, object]:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
+from coldstart.contract.fallback import Fallback
 from coldstart.errors import ColdstartError, CommandFailedError, UsageError
 from coldstart.launch.completions import RequestRejectedError
 from coldstart.models import inspection
@@ -49,7 +50,8 @@ def check_start(
         if isinstance(started, Finding):
             return [*findings, started]
         findings += [
-            _create_fallback_finding(reason, bundle, level) for reason in explain_slow_path(started.readiness)
+            _create_fallback_finding(fallback, bundle, level)
+            for fallback in explain_slow_path(started.readiness)
         ]
         if level != "replay":
             return findings
@@ -86,29 +88,20 @@ def _collect_responses(
         launcher.close()
 
 
-def _create_fallback_finding(reason: str, bundle: Bundle, level: Level) -> Finding:
+def _create_fallback_finding(fallback: Fallback, bundle: Bundle, level: Level) -> Finding:
     """Return the finding for a fallback during the start. A fallback of the CUDA graphs is an error at level `replay`."""
     hint = HINT.format(bundle.name)
-    if reason.startswith("canary: "):
+    if fallback.stage == "canary":
         # The weights have been compared before the start.
-        message = f"{reason.removeprefix('canary: ')}, although the weights are those of the bundle"
+        message = f"{fallback.reason}, although the weights are those of the bundle"
         return Finding("CS-CANARY", "error", message, hint, "serve")
-    message = f"not used: {reason}"
-    if level == "replay" and bundle.has_section(GRAPHS) and f"{GRAPHS}:" in message:
+    message = f"not used: {fallback.stage}: {fallback.reason}"
+    if level == "replay" and bundle.has_section(GRAPHS) and fallback.stage == GRAPHS:
         return Finding("CS-GRAPHS-REPLAY", "error", message, hint, GRAPHS)
-    missing = inspection.list_missing_sections(bundle).items()
-    missing_reasons = tuple(
-        f"{section}: the bundle has none: {reason_missing}"
-        for section, reason_missing in missing
-        if not reason_missing.startswith(inspection.PROOF_FAILED)
-    )
-    return Finding(
-        "CS-FALLBACK",
-        "warning",
-        message,
-        _MISSING_SECTION_HINT if reason.startswith(missing_reasons) else hint,
-        "serve",
-    )
+    missing = inspection.list_missing_sections(bundle).get(fallback.stage, inspection.PROOF_FAILED)
+    if not missing.startswith(inspection.PROOF_FAILED):
+        hint = _MISSING_SECTION_HINT
+    return Finding("CS-FALLBACK", "warning", message, hint, "serve")
 
 
 def check_graph_tables(bundle: Bundle, level: Level) -> list[Finding]:

@@ -57,7 +57,8 @@ def test_bench_writes_reports_and_prints_one(tmp_path: Path, capsys: pytest.Capt
 def test_bench_exits_1_when_a_mode_fails(capsys: pytest.CaptureFixture[str]) -> None:
     BEHAVIOUR["fresh"] = "dies"
     assert bench("--format", "json") == 1
-    assert result(capsys)["failures"]
+    (failure,) = result(capsys)["failures"]
+    assert failure.startswith("fresh: ")
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from coldstart.launch import prepare
 from coldstart.launch.fetch import ServerWeights
 from coldstart.materialize import assembly
 from coldstart.models import inspection
-from coldstart.models.inspection import BundleLookup
+from coldstart.models.inspection import NOT_MADE, BundleLookup
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system import paths
 from coldstart.system.devices import nvml
@@ -166,7 +166,8 @@ def validate(monkeypatch: pytest.MonkeyPatch) -> Validate:
 def test_validation_requires_that_graphs_are_replayed_on_a_gpu(
     place: Path, rounds_bundle: Path, validate: Validate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bundle = publish(place, rounds_bundle)
+    stages = {NOT_MADE: {"compile": "PicklingError"}}
+    bundle = publish_sections(Store(place / "store"), graphs=rounds_bundle, stages=stages)
     (finding,) = validate(bundle, "replay")
     assert (finding.code, finding.severity) == ("CS-GRAPHS-NOT-REPLAYED", "warning")
     assert "cannot replay the CUDA graphs" in finding.message and finding.hint.startswith(
@@ -174,9 +175,12 @@ def test_validation_requires_that_graphs_are_replayed_on_a_gpu(
     )
     assert validate(bundle, "load") == []
     monkeypatch.setattr(nvml, "list_gpus", lambda: ["a device"])
-    found = validate(bundle, "replay", ("graphs", "all: another driver"), ("kv", "too little memory"))
-    kinds = [(f.code, f.severity) for f in found]
-    assert kinds == [("CS-GRAPHS-REPLAY", "error"), ("CS-FALLBACK", "warning")]
+    found = validate(bundle, "replay", ("graphs", "another driver"), ("compile", "no code"), ("kv", "full"))
+    assert [(f.code, f.severity, "build the bundle with arguments" in f.hint) for f in found] == [
+        ("CS-GRAPHS-REPLAY", "error", False),
+        ("CS-FALLBACK", "warning", True),
+        ("CS-FALLBACK", "warning", False),
+    ]
 
 
 @pytest.mark.parametrize(
