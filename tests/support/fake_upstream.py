@@ -55,6 +55,7 @@ class FakeServer:
         self.gate, self.over = asyncio.Event(), asyncio.Event()
         self.asked: list[Any] = []
         self.bodies: list[dict[str, Any]] = []
+        self.generating = 0
         self.headers: list[dict[str, str]] = []
         self.paths: list[str] = []
         self.gone: list[Any] = []
@@ -184,6 +185,7 @@ class FakeServer:
             return web.json_response({"choices": [choice]}, status=self.servers.warming)
         answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await answer.prepare(request)
+        self.generating += 1
         events = fake_model.pair_tokens(fake_model.events(body, f"cmpl-{id(self)}"), self.servers.pairs)
         for number, event in enumerate(events):
             await asyncio.sleep(self.servers.pause_s)
