@@ -38,7 +38,7 @@ from coldstart.system.paths import Cache
 from coldstart.validate.launch import HOST, run_server
 from coldstart.validate.launchers import FRESH, ModelUnderTest, ServeLauncher
 from tests.support import range_server  # type: ignore[import-not-found]
-from tests.tools.memory import measure_private_bytes, watch_memory  # type: ignore[import-not-found]
+from tests.tools.memory import measure_memory_files, measure_private_bytes, watch_memory  # type: ignore[import-not-found]
 
 SHAPE, RANKS, NAME, TTFT_S, FETCH_S, START_S = "8-layers", 2, "m", 12.0, 15.6, 300.0
 NODES, SLO = ("one", "two"), f"ttft={TTFT_S}"
@@ -99,38 +99,38 @@ async def ask(fleet: LinkedFleet, tokens: int, number: int = 0) -> Heard:
     return heard
 
 
-def find_pids(namespace: int) -> Iterator[int]:
-    """Yield the processes in a network namespace, by the number of its file."""
+def find_pids(namespace: int, word: bytes = b"") -> Iterator[int]:
+    """Yield the processes in a network namespace, by the number of its file, whose command contains `word`."""
     for pid in psutil.pids():
         with suppress(OSError):  # it has ended
-            if Path(f"/proc/{pid}/ns/net").stat().st_ino == namespace:
+            place = Path(f"/proc/{pid}")
+            if (place / "ns/net").stat().st_ino == namespace and word in (place / "cmdline").read_bytes():
                 yield pid
 
 
 async def generate(ranks: int, *, consolidate: bool = True, slo: str = SLO) -> dict[str, Any]:
     """Request one long answer from a stopped model; return what was decided, the time of each token, and memory in bytes.
 
-    The memory is that of the server that remains: `base` before the request, `first` at the first token, and `peak`. `own` is
-    what `first` has besides base and weights, so without the KV cache, which is mapped as tokens are written.
+    The memory is that of the server that remains: `base` before the request, `first` at the first token, and `peak`. `kept` are
+    weights in memory files at the end, `prefetcher` is its own memory, and `own` is what `first` has besides all these and the
+    rank's weights, so without the KV cache, which is mapped as tokens are written.
     """
     async with cold(ranks, consolidate=consolidate, slo=slo) as fleet:
         namespace = Path("/run/netns", fleet.links.within(NODES[0])[3]).stat().st_ino
         base = measure_private_bytes(find_pids(namespace))
         with watch_memory(partial(find_pids, namespace)) as samples:
             heard = await ask(fleet, TOKENS)
+        kept = sum(measure_memory_files(find_pids(namespace)).values())
+        fetching = measure_private_bytes(find_pids(namespace, b"prefetch.service")) - kept
         spec, moved = fleet.control.state.models[NAME].spec, fleet.lines("moved")
         launched, *_, last = *fleet.lines("launch"), fleet.lines("launch")[-1]
     # Of equal servers the first by name gets the largest rank, which remains.
     assert last["servers"][-1] == NODES[0], last
     first = next(held for at, held in samples if at >= heard.times[0])
     share = spec.ranks(len(launched["servers"]))[-1]
-    memory = {
-        "base": base,
-        "first": first,
-        "own": first - base - share,
-        "peak": max(held for _, held in samples),
-    }
-    memory |= {"last": samples[-1][1], "weights": spec.size, "samples": len(samples)}
+    own, peak, size = first - base - share - kept - fetching, max(held for _, held in samples), spec.size
+    memory = {"base": base, "first": first, "kept": kept, "prefetcher": fetching, "own": own, "peak": peak}
+    memory |= {"last": samples[-1][1], "weights": size, "samples": len(samples)}
     times = [round(at - heard.began, 3) for at in heard.times]
     return {**launched, "moved": moved, "ids": heard.ids, "memory": memory, "times": times}
 
@@ -142,6 +142,7 @@ def figure13() -> Found:
     replaced = asyncio.run(generate(RANKS))
     memory, times = replaced["memory"], replaced["times"]
     growth, own = memory["peak"] - memory["base"], alone["memory"]["own"] + kept["memory"]["own"]
+    own += memory["prefetcher"]
     gap = max((line["gap_s"] for line in replaced["moved"]), default=0.0)
     return [
         ("ranks, limit of 12 s on the first token", "2 ranks: 10.2 s predicted; one worker: 17.2 s",
