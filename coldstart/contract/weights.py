@@ -22,12 +22,16 @@ WEIGHTS_ERROR_PREFIX = "cannot load the weights: "
 class LimitedFetch:
     """Named weight fetch with a rate limit in bytes per second (None: no limit), which can change during the fetch.
 
-    A `background` fetch runs only while no other fetch runs on this machine.
+    A `background` fetch runs only while no other fetch runs on this machine. With `frees_loaded`, the prefetcher frees each
+    tensor as soon as the server has loaded it; a later server fetches it again. While no server waits for bytes, the fetch
+    pauses when the prefetcher holds `most_held_bytes` (None: no limit).
     """
 
     name: str
     rate: Annotated[float, msgspec.Meta(gt=0)] | None = None
     background: bool = False
+    frees_loaded: bool = False
+    most_held_bytes: int | None = None
 
 
 @dataclass(frozen=True)

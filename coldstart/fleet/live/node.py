@@ -41,6 +41,8 @@ from coldstart.weights.prefetch import PrefetchError, client
 EVENT_WAIT_S = 5.0
 FETCH_POLL_S = 0.25
 HOP_SAMPLES, HOP_TIMEOUT_S = 5, 2.0
+READ_AHEAD = 0.05
+"""Share of a model's weights that may be fetched before its full worker can load them, if memory is short."""
 
 
 @dataclass(eq=False, slots=True)
@@ -107,11 +109,7 @@ class NodeServers:
         place = self.host, find_free_port(self.host)
         listen = ("--host", self.host, "--port", str(place[1]))
         # Use a unique name for the fetch: the prefetcher may outlive the server and this actor.
-        rate_limit = (
-            LimitedFetch(f"{worker} {uuid4().hex}", order.rate, bool(order.rank.beside))
-            if order.launch.weights_from
-            else None
-        )
+        rate_limit = self._limit_fetch(order) if order.launch.weights_from else None
         try:
             env = {str(environment.VLLM_API_KEY): key, **self._get_shared_weights_env(order)}
             gpu_bytes = order.memory if self.selects_device else 0
@@ -130,6 +128,17 @@ class NodeServers:
         task = asyncio.get_running_loop().create_task(self._supervise(worker, process))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _limit_fetch(self, order: orders.RankOrder) -> LimitedFetch:
+        """Return the limits of a worker's fetch. A full worker loads what its pipeline's rank has fetched, and then frees it.
+
+        On the CPU, prefetcher, rank and full worker share one memory, so the full worker's fetch waits for its engine.
+        """
+        held = None
+        if not self.selects_device and (rank := self.processes.get(order.rank.beside)) is not None:
+            held = rank.order.rank.size + int(READ_AHEAD * order.rank.size)
+        name, beside = f"{order.rank.worker} {uuid4().hex}", bool(order.rank.beside)
+        return LimitedFetch(name, order.rate, beside, order.master is None, held)
 
     async def set_fetch_rate(self, worker: str, rate: float | None) -> None:
         """Limit the weight fetch of a worker, if any, to `rate` bytes per second. None removes the limit."""

@@ -116,19 +116,15 @@ def move_to_memory_file(regions: Iterable[Region]) -> tuple[int, Places]:
         0,
     )
     try:
-        moved = list(regions)
-        for region in moved:
+        for region in regions:  # one after the other, so that only one is there twice
             data = (ctypes.c_char * region.size).from_address(region.address)
             written = 0
             while written < region.size:
                 written += os.pwrite(descriptor, memoryview(data)[written:], end + written)
             places[fingerprint(region)] = Region(end, region.size)
+            map_memory(region.size, descriptor, region.address, offset=end, is_shared=False)
             end += region.size
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
-        offset = 0
-        for region in moved:
-            map_memory(region.size, descriptor, region.address, offset=offset, is_shared=False)
-            offset += region.size
     except BaseException:
         os.close(descriptor)
         raise

@@ -147,8 +147,10 @@ class _RankTensors:
         assert self.asked is not None and self.plan is not None
         names = [tensor.name for tensor in left]
         try:
+            limits = self.asked.rate_limit
+            lease = client.attach(self.asked.source, self.plan, names=names, rate_limit=limits)
             return PrefetchSource(
-                client.attach(self.asked.source, self.plan, names=names, rate_limit=self.asked.rate_limit)
+                lease, frees_loaded=limits is not None and limits.frees_loaded and _loads_once()
             )
         except PrefetchError as error:
             raise SourceLostError(str(error)) from error
@@ -192,6 +194,14 @@ def _rank_names(names: list[str], model_config: ModelConfig) -> list[str]:
     return stage.select_tensor_names(
         names, model_config.hf_config.to_dict(), [group.rank_in_group], group.world_size, partition
     )
+
+
+def _loads_once() -> bool:
+    """Return whether no other process of this server, and no draft model, loads tensors of the same checkpoint."""
+    from vllm.config import get_current_vllm_config
+
+    config = get_current_vllm_config()
+    return config.speculative_config is None and config.parallel_config.world_size_across_dp == 1
 
 
 def _shaped(tensor: Tensor, view: memoryview) -> torch.Tensor:

@@ -1,7 +1,6 @@
 """Load tensors from the first source that works, and fall back to the next when a source fails.
 
-Invariant: each wanted tensor is yielded exactly once, in order, and the report has one entry for each
-fallback.
+Invariant: each wanted tensor is yielded exactly once, and the report has one entry for each fallback.
 """
 
 from __future__ import annotations
@@ -78,13 +77,14 @@ def load_tensors(
     """Yield each tensor with its bytes. After a fallback, continue with the tensor at which the source failed.
 
     Args:
-        tensors: Tensors to load, in load order.
+        tensors: Tensors to load, in load order, which a source may change.
         rungs: Sources in order of preference.
         report: Report of this load, updated for each tensor and fallback.
 
     Raises:
         NoLoaderLeftError: The last source failed.
     """
+    tensors = list(tensors)
     counter = ProgressCounter(STAGE, sum(tensor.size for tensor in tensors), BYTES)
     done, reason = 0, "neither a prefetcher nor a file with the weights is available"
     for way, opened in rungs:
@@ -95,6 +95,7 @@ def load_tensors(
             reason = f"{way}: {error}"
             report.add_fallback(reason)
             continue
+        tensors[done:] = source.sort_tensors(tensors[done:])
         try:
             while done < len(tensors):
                 view = _timed(source, tensors[done], report)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
+import weakref
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -33,17 +35,26 @@ class SourceLostError(RuntimeError):
 
 
 class PrefetchSource:
-    """Source that reads the shared memory that the prefetcher fills."""
+    """Source that reads the shared memory that the prefetcher fills.
 
-    def __init__(self, attached: WeightsLease) -> None:
-        self.attached = attached
+    With `frees_loaded`, the prefetcher frees the memory of each tensor as soon as no reference to its view exists.
+    """
+
+    def __init__(self, attached: WeightsLease, *, frees_loaded: bool = False) -> None:
+        self.attached, self.frees_loaded = attached, frees_loaded
+        self._loaded = deque[str]()
         self._files: dict[str, memoryview] = {}
         self._addresses: dict[str, int] = {}
+
+    def sort_tensors(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the tensors in the order in which to load them. To free memory early, available ones are the first."""
+        return sorted(tensors, key=lambda one: self.frees_loaded and not self.attached.has_tensor(one.name))
 
     def get_bytes(self, tensor: Tensor) -> memoryview:
         """Wait until the bytes of the tensor are fetched and verified, and return a view of them."""
         from coldstart.weights.prefetch import PrefetchError
 
+        self._free_loaded()
         try:
             self.attached.wait_for_bytes(tensor.file, tensor.offset, tensor.size)
             if tensor.file not in self._files:
@@ -52,7 +63,14 @@ class PrefetchSource:
         except (PrefetchError, KeyError) as error:
             raise SourceLostError(str(error)) from error
         own_process.populate_pages(self._addresses[tensor.file] + tensor.offset, tensor.size)
-        return self._files[tensor.file][tensor.offset : tensor.offset + tensor.size]
+        view = self._files[tensor.file][tensor.offset : tensor.offset + tensor.size]
+        if self.frees_loaded:  # PyTorch's tensors refer to the view until the last of them is freed
+            weakref.finalize(view, self._loaded.append, tensor.name).atexit = False
+        return view
+
+    def _free_loaded(self) -> None:
+        while self._loaded:
+            self.attached.free_tensor(self._loaded.popleft())
 
     def get_fetch_stats(self) -> dict[str, Any]:
         """Return the prefetcher's statistics of this model, summed over all clients."""
@@ -65,6 +83,7 @@ class PrefetchSource:
 
     def close(self) -> None:
         """Release the lease."""
+        self._free_loaded()
         self._files.clear()
         self.attached.close()
 
@@ -80,6 +99,10 @@ class FileSource:
         self._maps: dict[str, memoryview] = {}
         self._addresses: dict[str, int] = {}
         self._reading = PageIn(paths, tensors) if ahead else None
+
+    def sort_tensors(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the tensors in the order in which to load them."""
+        return list(tensors)
 
     def get_bytes(self, tensor: Tensor) -> memoryview:
         """Return a view of the tensor's bytes in the mapped file."""

@@ -76,6 +76,15 @@ class WeightsLease(AbstractContextManager["WeightsLease"]):
         for number in sorted(self._wanted):
             self._await((number,))
 
+    def has_tensor(self, name: str) -> bool:
+        """Return whether all bytes of a tensor are known to be available."""
+        return self._ready.issuperset(self._layout.tensors[name])
+
+    def free_tensor(self, name: str) -> None:
+        """Let the prefetcher free a tensor of which no view exists anymore, unless other clients may read it."""
+        self._wanted -= frozenset(self._layout.tensors[name])
+        self._channel.try_send({"op": "free", "tensor": name})
+
     def query_stats(self) -> dict[str, Any]:
         """Return the prefetcher's entry in `coldstart prefetch status`.
 

@@ -9,9 +9,11 @@ Invariant: leases never request more bytes than the memory budget. A request tha
 from __future__ import annotations
 
 import hashlib
+import mmap
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from threading import Condition, Thread
 from time import monotonic
@@ -19,9 +21,10 @@ from typing import Any
 
 import msgspec
 
+from coldstart.contract.weights import LimitedFetch
 from coldstart.weights.prefetch import PrefetchRefusedError, layout
 from coldstart.weights.prefetch.http_source import open_http_source
-from coldstart.weights.prefetch.layout import DigestedRange, SharedRegion
+from coldstart.weights.prefetch.layout import DigestedRange, RegionFile, SharedRegion
 from coldstart.weights.prefetch.rate_limits import FetchRateLimiter
 from coldstart.weights.prefetch.schedule import CheckState, FetchSchedule, Lease
 from coldstart.weights.prefetch.sources import (
@@ -118,6 +121,7 @@ class Fetcher:
         self.streams, self.budget, self._patience_s = streams, budget, patience_s
         self.board, self.leases = FetchSchedule(self.layout), dict[Lease, FetchRateLimiter]()
         self._early, self._is_taken = set[Lease](), False
+        self.waiting = 0
         self._environment: Mapping[str, str] = {}
         self._requests, self._wrong = 0, Counter[int]()
         self._began: float | None = None
@@ -132,7 +136,7 @@ class Fetcher:
         limiter: FetchRateLimiter,
         environment: Mapping[str, str],
         *,
-        background: bool = False,
+        limits: LimitedFetch | None = None,
         early: bool = False,
     ) -> Lease:
         """Request the tensors `names` (None: all files) and return the lease.
@@ -144,7 +148,9 @@ class Fetcher:
             PrefetchRefusedError: The plan lacks a tensor, or all leases would need more than the memory budget.
         """
         wanted = self.layout.select_checks(names)
-        new = self.board.list_checks(CheckState.UNWANTED, wanted)
+        new = [
+            *chain(*(self.board.list_checks(one, wanted) for one in (CheckState.UNWANTED, CheckState.FREED)))
+        ]
         needed = self.board.wanted_bytes + self.layout.count_bytes(new)
         if self.region is not None and new and needed > self.budget:
             raise PrefetchRefusedError(
@@ -155,9 +161,10 @@ class Fetcher:
         self._expect_answer()
         self._wrong -= Counter(dict.fromkeys(wanted, MAX_WRONG))
         self.board.request_checks(wanted)
-        if self.region is not None and new:
+        limits = limits or LimitedFetch("")
+        if self.region is not None and new and not limits.frees_loaded:
             self.region.start_allocation(self.layout.checks[number] for number in new)
-        lease = Lease(wanted, background=background)
+        lease = Lease(wanted, background=limits.background, most_held_bytes=limits.most_held_bytes)
         self.leases[lease] = limiter
         self._early |= {lease} if early else set()
         self._is_taken |= not early
@@ -174,6 +181,31 @@ class Fetcher:
             limiter.served |= not self.board.is_unfinished(lease)
         self._early.discard(lease)
         self.changed.notify_all()
+
+    def free_tensor(self, lease: Lease, name: str) -> None:
+        """Free the memory of a tensor that the lease's client has loaded, unless another client may still read it."""
+        readers = self.leases.keys() - self._early - {lease}
+        run = self.layout.tensors.get(name, range(0))
+        if (
+            self.region is None
+            or readers
+            or not run
+            or len(self.board.list_checks(CheckState.READY, run)) < len(run)
+        ):
+            return
+        self.board.set_state(run, CheckState.FREED)
+        file, start = self.layout.checks[run.start].file, self.layout.checks[run.start].start
+        end = self.layout.checks[run.stop - 1].end
+        first, stop = start - start % mmap.PAGESIZE, end + -end % mmap.PAGESIZE
+        # Neighbours that are still needed may have bytes on the first and the last page.
+        first += 0 if self._is_freed(file, first, start) else mmap.PAGESIZE
+        stop -= 0 if self._is_freed(file, end, min(stop, file.size)) else mmap.PAGESIZE
+        self.region.free(file.region_offset + first, file.region_offset + stop)
+        self.changed.notify_all()
+
+    def _is_freed(self, file: RegionFile, start: int, end: int) -> bool:
+        numbers = self.layout.find_covering_checks(file.name, start, end - start)
+        return len(self.board.list_checks(CheckState.FREED, numbers)) == len(numbers)
 
     def has_fetch_ended(self, limiter: FetchRateLimiter) -> bool:
         """Return whether a lease of this limiter has received all requested bytes, and none waits for more."""
@@ -215,7 +247,8 @@ class Fetcher:
 
     def _stream(self, limiter: FetchRateLimiter) -> None:
         """Fetch until no lease of this limiter waits for bytes."""
-        space = memoryview(bytearray(min(self.layout.chunk, self.layout.total_bytes)))
+        # Unlike malloc, this returns the memory to the system at the end.
+        space = memoryview(mmap.mmap(-1, min(self.layout.chunk, self.layout.total_bytes), mmap.MAP_PRIVATE))
         source: RangeSource | None = None
         opened: Mapping[str, str] | None = None
         while (job := self._take(limiter)) is not None:
@@ -242,7 +275,7 @@ class Fetcher:
             while any(own is limiter and self.board.is_unfinished(one) for one, own in self.leases.items()):
                 delay_s = self._retry_at - monotonic()
                 run = (
-                    self.board.pick_run(self.leases, lambda one: self.leases[one] is limiter)
+                    self.board.pick_run(self.leases, lambda one: self._may_fetch(one, limiter))
                     if delay_s <= 0
                     else None
                 )
@@ -253,6 +286,9 @@ class Fetcher:
                 self.changed.wait(delay_s if delay_s > 0 else None)
             limiter.streams -= 1
             return None
+
+    def _may_fetch(self, lease: Lease, limiter: FetchRateLimiter) -> bool:
+        return self.leases[lease] is limiter and (self.waiting > 0 or self.board.may_fetch(lease))
 
     def _fetch(self, job: _Job, source: RangeSource, space: memoryview) -> None:
         checks = self.layout.checks[job.run.start : job.run.stop]

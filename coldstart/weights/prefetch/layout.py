@@ -8,6 +8,7 @@ tensor consists of whole checks.
 from __future__ import annotations
 
 import fcntl
+import mmap
 import os
 import threading
 from bisect import bisect_left, bisect_right
@@ -131,6 +132,8 @@ class SharedRegion:
     """
 
     def __init__(self, total: int) -> None:
+        self._total = total
+        self._mapped: mmap.mmap | None = None  # only to free pages
         self._descriptor = os.memfd_create("coldstart-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self._descriptor, total)
         # Seal the size: truncation would crash the processes that map the region.
@@ -150,6 +153,13 @@ class SharedRegion:
         while data:
             written = os.pwrite(self._descriptor, data, offset)
             offset, data = offset + written, data[written:]
+
+    def free(self, start: int, end: int) -> None:
+        """Return the memory of the pages between two offsets to the system. They read as zeros afterwards."""
+        with suppress(OSError):  # the memory stays allocated until no process has the region open
+            if end > start:
+                self._mapped = self._mapped or mmap.mmap(self._descriptor, self._total)
+                self._mapped.madvise(mmap.MADV_REMOVE, start, end - start)
 
     def start_allocation(self, checks: Iterable[DigestedRange]) -> None:
         """Start to allocate the pages of the byte ranges that `checks` cover, in a background thread."""

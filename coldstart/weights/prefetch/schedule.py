@@ -13,16 +13,18 @@ from coldstart.weights.prefetch.layout import RegionLayout
 
 
 class CheckState(IntEnum):
-    """State of a check. FAILED returns to IDLE when a lease requests the check again."""
+    """State of a check. FAILED and FREED return to IDLE when a lease requests the check again."""
 
-    UNWANTED, IDLE, BUSY, READY, FAILED = range(5)
+    UNWANTED, IDLE, BUSY, READY, FAILED, FREED = range(6)
 
 
 class Lease:
-    """Numbers of the checks that one client requested, in order."""
+    """Numbers of the checks that one client requested, in order. See `LimitedFetch` for `background` and `most_held_bytes`."""
 
-    def __init__(self, wanted: Sequence[int], *, background: bool = False) -> None:
-        self.wanted, self.background = wanted, background
+    def __init__(
+        self, wanted: Sequence[int], *, background: bool = False, most_held_bytes: int | None = None
+    ) -> None:
+        self.wanted, self.background, self.most_held_bytes = wanted, background, most_held_bytes
         self.done = 0
         """Number of checks at the beginning of `wanted` that are ready or failed."""
 
@@ -37,25 +39,40 @@ class FetchSchedule:
         self.layout = layout
         self.states = bytearray(len(layout.checks))
         self.settled, self.reasons = list[int](), dict[int, str]()
-        self.wanted_bytes = self.ready_bytes = 0
+        self._bytes = [0] * len(CheckState)
+        self._bytes[CheckState.UNWANTED] = layout.count_bytes(range(len(layout.checks)))
+
+    @property
+    def ready_bytes(self) -> int:
+        """Return the number of bytes that are ready."""
+        return self._bytes[CheckState.READY]
+
+    @property
+    def wanted_bytes(self) -> int:
+        """Return the number of bytes that were requested and not freed since."""
+        return sum(self._bytes) - self._bytes[CheckState.UNWANTED] - self._bytes[CheckState.FREED]
 
     def request_checks(self, numbers: Iterable[int]) -> None:
-        """Schedule those of the checks `numbers` that were never requested or that failed."""
-        for number in numbers:
-            if self.states[number] == CheckState.UNWANTED:
-                self.wanted_bytes += self.layout.count_bytes([number])
-            if self.states[number] in (CheckState.UNWANTED, CheckState.FAILED):
-                self.states[number] = CheckState.IDLE
-                self.reasons.pop(number, None)
+        """Schedule those of the checks `numbers` that were never requested, that failed, or that were freed."""
+        missing = (CheckState.UNWANTED, CheckState.FAILED, CheckState.FREED)
+        self.set_state([one for one in numbers if self.states[one] in missing], CheckState.IDLE)
 
     def set_state(self, numbers: Iterable[int], state: CheckState, reason: str = "") -> None:
         """Set the state of the checks `numbers`. `reason` is stored if `state` is FAILED."""
         for number in numbers:
+            size = self.layout.count_bytes([number])
+            self._bytes[self.states[number]] -= size
+            self._bytes[state] += size
             self.states[number] = state
-            self.ready_bytes += self.layout.count_bytes([number]) if state == CheckState.READY else 0
-            self.settled += [number] if state >= CheckState.READY else []
+            self.settled += [number] if state in (CheckState.READY, CheckState.FAILED) else []
+            self.reasons.pop(number, None)
             if state == CheckState.FAILED:
                 self.reasons[number] = reason
+
+    def may_fetch(self, lease: Lease) -> bool:
+        """Return whether fewer bytes are held than the lease allows."""
+        held = self._bytes[CheckState.READY] + self._bytes[CheckState.BUSY]
+        return lease.most_held_bytes is None or held < lease.most_held_bytes
 
     def list_checks(self, state: CheckState, numbers: Iterable[int] | None = None) -> list[int]:
         """Return those of the check numbers `numbers` (None: of all checks) that are in `state`."""

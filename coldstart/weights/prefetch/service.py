@@ -41,7 +41,7 @@ from coldstart.system.proc import processes
 from coldstart.weights.prefetch import PrefetchRefusedError
 from coldstart.weights.prefetch.fetcher import Fetcher
 from coldstart.weights.prefetch.rate_limits import FetchRateLimiter
-from coldstart.weights.prefetch.schedule import CheckState, FetchSchedule, Lease, join
+from coldstart.weights.prefetch.schedule import CheckState, Lease, join
 from coldstart.weights.prefetch.sources import compute_weights_key, normalize_address
 
 _LOCK_TIMEOUT_S = 10.0
@@ -162,7 +162,10 @@ class _Client:
         if operation == "attach":
             self._attach(msgspec.convert(message, _Attach))
         elif operation == "wait" and self.lease is not None and service.fetcher is not None:
-            self._wait(service.fetcher.board)
+            self._wait(service.fetcher)
+        elif operation == "free" and self.lease is not None and service.fetcher is not None:
+            with service.changed:
+                service.fetcher.free_tensor(self.lease, str(message.get("tensor")))
         elif operation in ("rate_limit", "status"):
             with service.changed:
                 response = (
@@ -187,9 +190,8 @@ class _Client:
                 self.service.find_fetcher(request.source, plan),
                 self.service.get_shared_limiter(request.rate_limit),
             )
-            background = request.rate_limit is not None and request.rate_limit.background
             self.lease = fetcher.create_lease(
-                wanted, limiter, request.environment, background=background, early=request.early
+                wanted, limiter, request.environment, limits=request.rate_limit, early=request.early
             )
             self.known, ready = len(fetcher.board.settled), join(fetcher.board.list_checks(CheckState.READY))
         if request.early:
@@ -202,10 +204,14 @@ class _Client:
             for descriptor in region:
                 os.close(descriptor)
 
-    def _wait(self, board: FetchSchedule) -> None:
+    def _wait(self, fetcher: Fetcher) -> None:
         """Respond as soon as a check changes to a state that the client does not know."""
+        board = fetcher.board
         with self.service.changed:
+            fetcher.waiting += 1
+            self.service.changed.notify_all()
             self._wait_while(lambda: self.known == len(board.settled))
+            fetcher.waiting -= 1
             news, self.known = sorted(set(board.settled[self.known :])), len(board.settled)
             ready = join(board.list_checks(CheckState.READY, news))
             failed = [(number, board.reasons[number]) for number in news if number in board.reasons]

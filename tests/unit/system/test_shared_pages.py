@@ -5,12 +5,13 @@ import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from coldstart.system.ipc.json_lines import is_sealed
 from coldstart.system.proc import shared_pages
-from coldstart.system.proc.mappings import PAGE, Region, find_complete_pages
+from coldstart.system.proc.mappings import PAGE, Region, find_complete_pages, map_memory
 
 
 class Memory:
@@ -50,6 +51,18 @@ def test_equal_memory_is_adopted_and_other_memory_is_not(published: Published) -
     found = [shared_pages.map_if_equal(one.region, descriptor, places) for one in tried]
     assert found == [one.is_shared() for one in tried] == [True, False, False, False]
     assert tried[0].map[:] == CONTENT and tried[1].map[:] == almost
+
+
+def test_regions_move_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    memories, copied = [Memory(os.urandom(5 * PAGE)) for _ in range(3)], list[int]()
+
+    def map_pages(size: int, descriptor: int, *place: int, **more: Any) -> int:
+        copied.append(os.fstat(descriptor).st_blocks * 512)
+        return map_memory(size, descriptor, *place, **more)
+
+    monkeypatch.setattr(shared_pages, "map_memory", map_pages)
+    os.close(shared_pages.move_to_memory_file([one.region for one in memories])[0])
+    assert copied == [5 * PAGE, 10 * PAGE, 15 * PAGE] and all(one.is_shared() for one in memories)
 
 
 def test_a_write_changes_only_the_copy_of_the_writer(published: Published) -> None:

@@ -68,10 +68,8 @@ async def test_rates_follow_the_reservations_and_a_link_that_a_fetch_had_to_itse
         for name in ("a", "b"):
             stage.deploy(fetched_from(deployment(name)))
         first = await _launched(stage, "a")
-        assert first.rate_limit is not None and (first.rate_limit.rate, first.rate_limit.background) == (
-            None,
-            False,
-        )
+        assert first.rate_limit is not None
+        assert first.rate_limit == LimitedFetch(first.rate_limit.name, frees_loaded=True)
         second = await _launched(stage, "b")
         assert second.rate_limit is not None and second.rate_limit.rate == 0.0005
         await wait_until(lambda: prefetcher.rate("a#1.0") == 0.0005)

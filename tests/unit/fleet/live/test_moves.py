@@ -13,6 +13,7 @@ from support.fleet_rig import FleetStage, deployment, fleet
 
 from coldstart.contract import handover
 from coldstart.fleet.specification import FleetSettings
+from coldstart.weights.prefetch import client
 
 PIPELINES = FleetSettings(most_ranks=2, backoff_s=0.02, backoff_max_s=0.05)
 # Over one link ten bytes take two seconds, and the limit is less.
@@ -39,11 +40,12 @@ def _rank(server: Any) -> int:
     return int(words[words.index("--node-rank") + 1])
 
 
-async def _pipeline(stage: FleetStage) -> tuple[list[Any], Any]:
+async def _pipeline(stage: FleetStage, source: str | None = None) -> tuple[list[Any], Any]:
     """Start a serving pipeline of two ranks and the engine beside its first rank, which waits for its gate."""
     for node in stage.rig.nodes.values():
         node.servers.hold = True
-    stage.deploy(deployment("a", ttft_s=1.9, least=1, most=1, batch=200))
+    made = deployment("a", ttft_s=1.9, least=1, most=1, batch=200)
+    stage.deploy(replace(made, launch=replace(made.launch, weights_from=source)))
     await wait_until(lambda: len(list(stage.rig.servers())) == 2)
     # The first rank is on the node that joined first, which need not be the rig's first.
     ranks = sorted(stage.rig.servers(), key=_rank)
@@ -57,6 +59,20 @@ async def _pipeline(stage: FleetStage) -> tuple[list[Any], Any]:
     sockets = [server.env["COLDSTART_WEIGHTS_SOCKET"] for server in (*ranks, beside)]
     assert sockets[0] == sockets[2] != sockets[1], "the full worker shares the weights of the rank beside it"
     return ranks, beside
+
+
+async def test_full_worker_frees_what_it_loads_and_fetches_little_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "set_rate_limit", lambda _: None)
+    async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
+        ranks, beside = await _pipeline(stage, "http://weights.example")
+        limits = [
+            (one.rate_limit.background, one.rate_limit.frees_loaded, one.rate_limit.most_held_bytes)
+            for one in (*ranks, beside)
+        ]
+        # The rank has 5 of 10 bytes, which remain for the full worker; a twentieth of 10 is less than one.
+        assert limits == [(False, False, None), (False, False, None), (True, True, 5)]
 
 
 async def _stay(stage: FleetStage, pieces: int) -> tuple[list[Any], asyncio.Task[list[bytes]]]:
@@ -154,6 +170,7 @@ async def test_moves_whose_clients_left_give_way_to_the_next(tmp_path: Path) -> 
         await wait_until(lambda: [one.continuation is not None for one in tickets.values()] == [True] * 3)
         beside.gate.set()
         await wait_until(lambda: sum(one.move is not None for one in tickets.values()) == 2)
+        await wait_until(lambda: beside.generating == 2)
         moving = [one.continuation for one in tickets.values() if one.move is not None]
         beside.servers = replace(beside.servers, pause_s=0.0)
         for left in {int(stream.document["prompt"]) for stream in moving if stream is not None}:

@@ -1,22 +1,30 @@
 """Schedule of a fetch: exactly the wanted bytes, each verified, without a deadlock."""
 
 import hashlib
+import json
+import os
 import random
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import pairwise
+from mmap import PAGESIZE
 from pathlib import Path
 from random import Random
+from threading import Condition
 from typing import Any
 
 import pytest
+from support.prefetching import CHUNK as FILE_CHUNK
 from support.prefetching import Weights, check_whole
 from support.range_server import RangeServer
 
 from coldstart.contract.weights import LimitedFetch
+from coldstart.weights.checkpoint import list_tensors
+from coldstart.weights.load.tensor_sources import PrefetchSource
 from coldstart.weights.prefetch import client, layout
+from coldstart.weights.prefetch.fetcher import Fetcher
 from coldstart.weights.prefetch.layout import RegionLayout
-from coldstart.weights.prefetch.rate_limits import BURST_S, TokenBucket
+from coldstart.weights.prefetch.rate_limits import BURST_S, FetchRateLimiter, TokenBucket
 from coldstart.weights.prefetch.schedule import CheckState, FetchSchedule, Lease
 
 CHUNK = 100
@@ -30,11 +38,12 @@ def _tensor(name: str, offset: int, data: bytes) -> dict[str, Any]:
     return {"name": name, "dtype": "U8", "shape": [len(data)], **place, "digest": digest}
 
 
-def _made(chance: random.Random) -> tuple[RegionLayout, dict[str, tuple[int, int]], bytes]:
+def _made(chance: random.Random, longest: int = 5) -> tuple[RegionLayout, dict[str, tuple[int, int]], bytes]:
     """Return a file of random tensors after a header, in the layout of safetensors, with offset and size of each."""
     at = header = chance.randrange(1, 2 * CHUNK)
     sizes = [
-        chance.choice([0, 1, 7, CHUNK, chance.randrange(5 * CHUNK)]) for _ in range(chance.randrange(1, 9))
+        chance.choice([0, 1, 7, CHUNK, chance.randrange(longest * CHUNK)])
+        for _ in range(chance.randrange(1, 9))
     ]
     data = chance.randbytes(header + sum(sizes))
     tensors: list[dict[str, Any]] = []
@@ -96,6 +105,11 @@ def _meets_wants(seed: int) -> None:
     lease = _want(board, None)
     assert _fetch_all(board, lease, data) == left
     assert _has(board, 0, len(data)) and board.ready_bytes == board.wanted_bytes == len(data)
+    freed = made.select_checks([name for name in first if places[name][1]])
+    board.set_state(freed, CheckState.FREED)
+    assert board.ready_bytes == board.wanted_bytes == len(data) - made.count_bytes(freed)
+    assert not board.is_unfinished(lease)
+    assert _fetch_all(board, _want(board, None), data) == made.count_bytes(freed)
 
 
 def test_checks_of_a_released_lease_are_fetched_for_a_later_one() -> None:
@@ -111,6 +125,96 @@ def test_checks_of_a_released_lease_are_fetched_for_a_later_one() -> None:
         fetched = _fetch_all(board, kept, data)
         assert fetched == made.count_bytes(kept.wanted) == board.ready_bytes
         assert _fetch_all(board, _want(board, None), data) == len(data) - fetched
+
+
+def test_freed_pages_contain_nothing_that_is_still_needed() -> None:
+    for seed in range(40):
+        chance = random.Random(seed)
+        made, places, data = _made(chance, longest=200)
+        tensors = [_tensor(name, at, data[at : at + size]) for name, (at, size) in places.items()]
+        chunks = [check.digest for check in made.checks]
+        plan = {
+            "chunk": CHUNK,
+            "files": [{"name": "f", "size": len(data), "chunks": chunks, "tensors": tensors}],
+        }
+        held, limit = Condition(), LimitedFetch("", frees_loaded=True)
+        fetch = Fetcher(
+            "http://x", json.dumps(plan).encode(), held, streams=0, budget=len(data), patience_s=1
+        )
+        region = fetch.region
+        assert region is not None
+        kept, reader = bytearray(data), region.open_reader()
+        with held:
+            lease = fetch.create_lease(None, FetchRateLimiter(None), {}, limits=limit)
+            region.write(0, memoryview(data))
+            fetch.board.set_state(range(len(made.checks)), CheckState.READY)
+            for name in chance.sample(sorted(places), len(places)):
+                fetch.free_tensor(lease, name)
+                at, size = places[name]
+                kept[at : at + size] = bytes(size)
+                now = os.pread(reader, len(data), 0)
+                assert all(one == was or not was for one, was in zip(now, kept, strict=True))
+        os.close(reader)
+        header = min(at for at, _ in places.values())
+        assert region.allocated_bytes <= -(-header // PAGESIZE) * PAGESIZE
+
+
+def test_a_fetch_stops_at_the_bytes_that_it_may_hold_until_a_client_waits(
+    weights: Weights, server: RangeServer, runtime: Path
+) -> None:
+    held, limit = 0, LimitedFetch("worker", most_held_bytes=1 << 20)
+    with client.start_early_fetch(server.url, weights.plan, rate_limit=limit, directory=runtime):
+        while held < 1 << 20:
+            held = sum(one.get("ready_bytes", 0) for one in client.request("status", directory=runtime))
+        for _ in range(20):
+            (one,) = client.request("status", directory=runtime)
+            assert one["ready_bytes"] < (1 << 20) + 4 * FILE_CHUNK
+        with client.attach(server.url, weights.plan, rate_limit=limit, directory=runtime) as attached:
+            check_whole(attached, weights)
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_loaded_tensors_are_freed_unless_a_view_or_another_client_needs_them(
+    weights: Weights, server: RangeServer, runtime: Path, is_shared: bool
+) -> None:
+    torch = pytest.importorskip("torch")
+
+    def attach() -> client.WeightsLease:
+        limit = LimitedFetch("worker", frees_loaded=True)
+        return client.attach(server.url, weights.plan, rate_limit=limit, directory=runtime)
+
+    tensors, kept = list_tensors(weights.plan), list[tuple[Any, bytes]]()
+    fetched = weights.names("b.")
+    with client.attach(server.url, weights.plan, names=fetched, directory=runtime) as first:
+        first.wait_for_tensors()
+    while client.request("status", directory=runtime)[0]["leases"]:
+        pass
+    with attach() if is_shared else nullcontext() as other:
+        source = PrefetchSource(attach(), frees_loaded=True)
+        ordered = source.sort_tensors(tensors)
+        if not is_shared:  # the other client may have fetched any; the first is empty
+            assert [one.name for one in ordered if one.size][: len(fetched) - 1] == fetched[1:]
+        for number, tensor in enumerate(ordered):
+            expected = weights.data[tensor.file][tensor.offset : tensor.offset + tensor.size]
+            view = source.get_bytes(tensor)
+            assert view == expected
+            if number % 5 == 0 and expected:
+                kept.append((torch.frombuffer(view, dtype=torch.uint8).view(-1, 2)[1:], expected[2:]))
+            del view
+        source.close()
+        with pytest.raises(client.PrefetchRefusedError):
+            source.attached.wait_for_bytes(tensor.file, tensor.offset, 1)
+        while (one := client.request("status", directory=runtime)[0])["leases"] > is_shared:
+            pass
+        if other is not None:
+            check_whole(other, weights)
+    total = sum(map(len, weights.data.values()))
+    assert all(bytes(view.flatten().numpy()) == expected for view, expected in kept)
+    pages = sum(len(expected) + 2 * PAGESIZE for _, expected in kept) + 4 * PAGESIZE
+    assert one["memory_bytes"] >= total if is_shared else one["memory_bytes"] <= pages
+    with attach() as again:
+        check_whole(again, weights)
+    assert server.total() - total == (0 if is_shared else total - one["ready_bytes"])
 
 
 def test_a_bucket_never_lets_more_through_than_its_rate_and_never_less() -> None:
