@@ -185,8 +185,7 @@ def share_gpus(file: HostFile) -> HostFile:
     Each server keeps at least the KV cache for one request of the maximum length. A model keeps its memory if its bundle
     does not record how much less is enough, or if the user has set its memory.
     """
-    gpus = nvml.list_gpus()
-    if not gpus or not any(spec.least_memory for spec in file.models):
+    if not any(spec.least_memory for spec in file.models) or not (gpus := nvml.list_gpus()):
         return file
     launches, models = dict(file.catalogue.launches), {spec.name: spec for spec in file.models}
     notes, shared = list(file.notes), share_memory(file.models, file.settings)
