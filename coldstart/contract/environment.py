@@ -165,6 +165,12 @@ TIMELINE_OFFSET_S = _internal(
 NIXL = _user(
     "NIXL", flag, False, "1: move the KV of streams with NIXL between servers that both have it and RDMA."
 )
+SHARE_GPU_WEIGHTS = _user(
+    "SHARE_GPU_WEIGHTS",
+    flag,
+    False,
+    "1 for `fleet deploy`: on GPUs, a rank shares weights with the worker that replaces it. Not run on a GPU yet.",
+)
 XDG_CACHE_HOME = _foreign("XDG_CACHE_HOME", "Directory of caches; default: ~/.cache.")
 XDG_STATE_HOME = _foreign("XDG_STATE_HOME", "Directory of keys and trust settings; default: ~/.local/state.")
 XDG_RUNTIME_DIR = _foreign(

@@ -115,7 +115,7 @@ class FleetModel:
     same times of the fleet's own starts. `joins` takes precedence over `recorded`, and both over `join_s` of the costs.
     `unavailable` maps each number of ranks that cannot start to the reason. While the full worker replaces a rank, the
     device also holds the fraction `held_twice` (0 to 1) of the rank's own memory, which is its weights and its KV cache. It
-    is 0 in the ParaServe paper, which extends the rank itself, and for engines that share weights.
+    is 0 in the ParaServe paper, which extends the rank itself, and for CPU engines, which share weights.
     """
 
     name: str

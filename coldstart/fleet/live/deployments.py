@@ -16,6 +16,7 @@ from typing import Any
 
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
+from coldstart.contract.environment import SHARE_GPU_WEIGHTS
 from coldstart.errors import UsageError
 from coldstart.fleet.live.orders import build_rank_arguments
 from coldstart.fleet.live.state import ModelDeployment
@@ -88,10 +89,34 @@ def build_deployment(
         shares=shares,
         recorded=recorded | pipelines,
         unavailable=unavailable,
-        # CPU engines share the weights that a rank and its full worker both use; GPU engines do not yet.
+        # CPU engines share the weights that a rank and its full worker both use.
         held_twice=0.0 if runtime.targets_cpu() else 1.0,
     )
+    if spec.held_twice and SHARE_GPU_WEIGHTS.read() and can_share_gpu_weights(launch, found):
+        spec = replace(spec, held_twice=compute_held_twice(spec))
     return ModelDeployment(replace(launch, revision=found.model.revision), spec)
+
+
+def can_share_gpu_weights(launch: Launch, found: BundleLookup) -> bool:
+    """Return whether a rank and its full worker on a GPU can share the weights, which coldstart must fetch.
+
+    vLLM changes quantized weights, and those of experts, after loading.
+    """
+    config = {**found.model.config, **(found.model.config.get("text_config") or {})}
+    is_changed = any("quantization" in name or "expert" in name for name, value in config.items() if value)
+    excluded = any(map(found.vllm_args.contains_flag, _NOT_WITH_SHARED_WEIGHTS))
+    return bool(launch.weights_from) and not is_changed and not excluded
+
+
+_NOT_WITH_SHARED_WEIGHTS = (
+    "quantization", "tensor_parallel_size", "speculative_config", "load_format", "enable_sleep_mode", "enable_cumem_allocator",
+)  # fmt: skip
+
+
+def compute_held_twice(model: FleetModel) -> float:
+    """Return the largest fraction of a rank's memory that is not its weights, over all pipelines."""
+    counts = range(2, MOST_RANKS + 1)
+    return max(1 - min(model.ranks(count)) / model.part(count) for count in counts)
 
 
 def read_costs(found: BundleLookup, start_s: float, batch: int) -> Costs:

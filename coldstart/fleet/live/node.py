@@ -147,8 +147,8 @@ class NodeServers:
             process.rate_limit = replace(process.rate_limit, rate=rate)
 
     def _get_shared_weights_env(self, order: orders.RankOrder) -> dict[str, str]:
-        """Return the variables that let a rank share weights with the full worker that replaces it, or none on a GPU."""
-        if self.selects_device or not _is_rank_or_replacement(order):
+        """Return the variables that let a rank share weights with the full worker that replaces it, if any."""
+        if not order.shares_weights or not _is_rank_or_replacement(order):
             return {}
         try:
             self._sockets = self._sockets or self._private.enter_context(private_directory(PREFIX))

@@ -22,7 +22,8 @@ class RankOrder:
 
     `rate` limits the weight fetch in bytes per second. None means no limit. A worker that is to replace a pipeline
     fetches with lower priority. On a GPU, the server may use `memory` bytes of it: for a rank that a full worker is to
-    replace, this is less than the rank has reserved. A server that makes no progress for `hang_timeout_s` seconds is killed.
+    replace, this is less than the rank has reserved. With `shares_weights`, the rank and that full worker share weights. A
+    server that makes no progress for `hang_timeout_s` seconds is killed.
     """
 
     rank: LaunchRank
@@ -32,6 +33,7 @@ class RankOrder:
     master: tuple[str, int] | None = None
     rate: float | None = None
     memory: int = 0
+    shares_weights: bool = True
 
 
 @dataclass(frozen=True, slots=True)

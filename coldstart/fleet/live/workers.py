@@ -108,6 +108,7 @@ class Workers:
                         master,
                         process.rate,
                         min(rank.memory, part),
+                        deployed.spec.held_twice < 1,
                     ),
                 )
                 for rank in ranks

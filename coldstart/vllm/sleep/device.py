@@ -12,7 +12,7 @@ import ctypes
 import os
 import secrets
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch
@@ -122,12 +122,12 @@ class CudaWeights:
         self._finish()
         data, d = self._allocations[region.address], self.d
         address = d.CUdeviceptr(region.address)
-        handle = call(d.cuMemCreate, region.size, self._properties(), 0)
+        handle = call(d.cuMemCreate, region.size, _build_properties(self._ordinal), 0)
         self._pending.append((d.cuMemRelease, handle))
         try:
             call(d.cuMemMap, address, region.size, 0, handle, 0)
             self._pending.append((d.cuMemUnmap, address, region.size))
-            call(d.cuMemSetAccess, address, region.size, [self._access()], 1)
+            call(d.cuMemSetAccess, address, region.size, [_build_access(self._ordinal)], 1)
         except DriverError:
             with suppress(DriverError):  # the next call repeats it
                 self._finish()
@@ -154,25 +154,6 @@ class CudaWeights:
     def _word(data: Any) -> ctypes.c_uint64:
         return ctypes.c_uint64.from_address(data.handle[3])
 
-    def _properties(self) -> Any:
-        """Return the memory properties that vLLM's allocator uses."""
-        d, properties = self.d, self.d.CUmemAllocationProp()
-        properties.type = d.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-        properties.location.type = d.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        properties.location.id = self._ordinal
-        attribute = d.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
-        with suppress(DriverError):  # older drivers do not have the attribute
-            is_capable = int(call(d.cuDeviceGetAttribute, attribute, self._ordinal))
-            properties.allocFlags.gpuDirectRDMACapable = is_capable
-        return properties
-
-    def _access(self) -> Any:
-        d, access = self.d, self.d.CUmemAccessDesc()
-        access.location.type = d.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        access.location.id = self._ordinal
-        access.flags = d.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-        return access
-
     def read(self, region: Region, to: int) -> None:
         call(self.d.cuMemcpyDtoHAsync, to, self.d.CUdeviceptr(region.address), region.size, self._stream)
 
@@ -192,6 +173,84 @@ class CudaWeights:
     def unpin(self, address: int) -> None:
         call(self.d.cuCtxSetCurrent, self._context)  # another thread may call this
         call(self.d.cuMemHostUnregister, address)
+
+
+def _build_properties(ordinal: int) -> Any:
+    """Return the memory properties that vLLM's allocator uses."""
+    d, properties = bindings(), bindings().CUmemAllocationProp()
+    properties.type = d.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    properties.location.type = d.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    properties.location.id = ordinal
+    attribute = d.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
+    with suppress(DriverError):  # older drivers do not have the attribute
+        properties.allocFlags.gpuDirectRDMACapable = int(call(d.cuDeviceGetAttribute, attribute, ordinal))
+    return properties
+
+
+def _build_access(ordinal: int) -> Any:
+    d, access = bindings(), bindings().CUmemAccessDesc()
+    access.location.type = d.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    access.location.id = ordinal
+    access.flags = d.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    return access
+
+
+class ExportableMemory:
+    """Memory of the GPU `ordinal` that another process can map. All methods raise DriverError.
+
+    The driver frees an allocation when no process has a handle, a mapping or a descriptor of it (`cuMemRelease`). Therefore
+    a mapping stays valid when the process that allocated the memory has ended, which CUDA IPC does not ensure.
+    """
+
+    def __init__(self, ordinal: int = 0) -> None:
+        self.d, self._ordinal = bindings(), ordinal
+        self._context = primary_context(ordinal)
+        self._kind = self.d.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+
+    def allocate(self, size: int) -> tuple[Region, Any]:
+        """Allocate at least `size` bytes. Return where they are mapped, and their handle."""
+        properties = _build_properties(self._ordinal)
+        properties.requestedHandleTypes = self._kind
+        smallest = self.d.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+        unit = int(call(self.d.cuMemGetAllocationGranularity, properties, smallest))
+        size = -(-size // unit) * unit
+        handle = call(self.d.cuMemCreate, size, properties, 0)
+        with ExitStack() as undo:
+            undo.callback(call, self.d.cuMemRelease, handle)
+            region = self._map(handle, size)
+            undo.pop_all()
+        return region, handle
+
+    def export(self, handle: Any) -> int:
+        """Return a new file descriptor of an allocation."""
+        call(self.d.cuCtxSetCurrent, self._context)  # another thread may call this
+        return int(call(self.d.cuMemExportToShareableHandle, handle, self._kind, 0))
+
+    def map_descriptor(self, descriptor: int, size: int) -> Region:
+        """Map another process's allocation of `size` bytes. The caller may close the descriptor then."""
+        handle = call(self.d.cuMemImportFromShareableHandle, descriptor, self._kind)
+        with ExitStack() as undo:
+            undo.callback(call, self.d.cuMemRelease, handle)  # the mapping keeps the memory
+            return self._map(handle, size)
+
+    def _map(self, handle: Any, size: int) -> Region:
+        with ExitStack() as undo:
+            address = call(self.d.cuMemAddressReserve, size, 0, 0, 0)
+            undo.callback(call, self.d.cuMemAddressFree, address, size)
+            call(self.d.cuMemMap, address, size, 0, handle, 0)
+            undo.callback(call, self.d.cuMemUnmap, address, size)
+            call(self.d.cuMemSetAccess, address, size, [_build_access(self._ordinal)], 1)
+            undo.pop_all()
+        return Region(int(address), size)
+
+    def unmap(self, region: Region) -> None:
+        """Unmap an allocation that no tensor uses."""
+        call(self.d.cuMemUnmap, self.d.CUdeviceptr(region.address), region.size)
+        call(self.d.cuMemAddressFree, self.d.CUdeviceptr(region.address), region.size)
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all work of this process."""
+        call(self.d.cuCtxSynchronize)
 
 
 WeightsDevice = MemoryFileWeights | CudaWeights

@@ -11,20 +11,26 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
-from vllm.config import LoadConfig, ModelConfig
+from vllm.config import LoadConfig, ModelConfig, VllmConfig
 from vllm.config.utils import replace
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+from vllm.platforms import current_platform
 
-from coldstart.contract.environment import VLLM_PP_LAYER_PARTITION
+from coldstart.contract.environment import VLLM_PP_LAYER_PARTITION, WEIGHTS_SOCKET
 from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.weights import WEIGHTS_ERROR_PREFIX
 from coldstart.errors import ColdstartError
+from coldstart.graphs.errors import DriverError
 from coldstart.models.checkpoint_files import Tensor
 from coldstart.system import timeline
+from coldstart.system.ipc.peers import PeerError
+from coldstart.vllm import compat
 from coldstart.weights import checkpoint
 from coldstart.weights import weights_plan as weights
 from coldstart.weights.checkpoint import UnreadableWeightsError
@@ -57,12 +63,37 @@ class ColdLoader(DefaultModelLoader):
         if LaunchPlan.current().weights_from is None:
             super().download_model(model_config)
 
+    def get_external_weight_memory(self, vllm_config: VllmConfig) -> int:
+        """Return the bytes of weights that a rank on this GPU shares with this full worker, which vLLM then does not claim."""
+        if vllm_config.parallel_config.world_size == 1:
+            _share_gpu_weights()
+        return sharer.offered_bytes if (sharer := _find_sharer(on_gpu=True)) else 0
+
+    def create_model(
+        self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = ""
+    ) -> torch.nn.Module:
+        """Create the model as vLLM does, without memory for weights that a rank on this GPU may share."""
+        sharer = _find_sharer(on_gpu=True)
+        with sharer.defer_allocation() if sharer else nullcontext():
+            return super().create_model(vllm_config, model_config, prefix)
+
+    def load_model(
+        self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = ""
+    ) -> torch.nn.Module:
+        """Load the model as vLLM does. A rank on a GPU then offers its weights to the full worker that replaces it."""
+        model = super().load_model(vllm_config, model_config, prefix)
+        if vllm_config.parallel_config.world_size > 1:
+            _share_gpu_weights(model)
+        return model
+
     def load_weights(self, model: torch.nn.Module, model_config: ModelConfig) -> None:
         """Load the weights as vLLM does, and report their sources and the duration."""
         if ladder.before_fetched is not None and LaunchPlan.current().weights_from is not None:
             ladder.before_fetched(model)
         began = timeline.now()
         super().load_weights(model, model_config)
+        if sharer := _find_sharer(on_gpu=True):
+            sharer.complete_load(model)
         self.report.seconds = timeline.now() - began
         timeline.emit_span("read tensors", began, timeline.now(), track="engine", args=self.report.document())
         logger.info("coldstart: %s", self.report)
@@ -81,15 +112,8 @@ class ColdLoader(DefaultModelLoader):
             yield from self._load_with_vllm(model_config, model, None, str(error))
             return
         try:
-            sharer, names = None, [one.name for one in wanted.tensors]
-            if "coldstart.vllm.weights.sharing" in sys.modules:  # by a worker that shares weights
-                from coldstart.vllm.weights import sharing
-
-                sharer = sharing.get_loading_worker()
-            for tensor, view in load_tensors(wanted.tensors, wanted.rungs, self.report):
-                yield tensor.name, _shaped(tensor, view)
-                if sharer is not None:
-                    sharer.record_loaded(model, tensor.name, names)
+            loaded = load_tensors(wanted.tensors, wanted.rungs, self.report)
+            yield from _watch(model, wanted.tensors, ((one.name, _shaped(one, view)) for one, view in loaded))
         except NoLoaderLeftError as error:
             if wanted.asked is not None:  # vLLM's own reader verifies no digest
                 raise RuntimeError(f"{WEIGHTS_ERROR_PREFIX}{error}") from error
@@ -112,9 +136,40 @@ class ColdLoader(DefaultModelLoader):
         logger.warning("coldstart: vLLM's own loader reads the weights: %s", reason)
         self.report.way = "vllm"
         self.report.add_fallback(f"vLLM's own loader reads the weights: {reason}")
-        for name, tensor in super().get_all_weights(model_config, model):
-            if left is None or name in left:
-                yield name, tensor
+        tensors = super().get_all_weights(model_config, model)
+        yield from _watch(model, (), (one for one in tensors if left is None or one[0] in left))
+
+
+def _share_gpu_weights(rank_model: torch.nn.Module | None = None) -> None:
+    """Share the weights of a GPU between a rank and the full worker that replaces it, if this is one. Record why that fails."""
+    if current_platform.is_cpu() or not WEIGHTS_SOCKET.read():
+        return
+
+    def share() -> None:
+        from coldstart.vllm.weights import sharing
+
+        sharing.share_gpu_weights(rank_model)
+
+    try:
+        reason = compat.find_unsupported_reason("sharing", share)
+    except (PeerError, OSError, DriverError) as error:
+        reason = str(error)
+    if reason:
+        compat.record_fallback("sharing", f"this worker has its own copy of the weights: {reason}")
+
+
+def _watch(
+    model: torch.nn.Module, expected: Sequence[Tensor], loaded: Iterable[tuple[str, torch.Tensor]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Return `loaded`, the `expected` tensors with their names. A full worker that shares weights watches them."""
+    sharer = _find_sharer()
+    return sharer.watch(model, [one.name for one in expected], loaded) if sharer else iter(loaded)
+
+
+def _find_sharer(*, on_gpu: bool = False) -> Any:
+    """Return the full worker that is loading shared weights in this process, or None. `on_gpu`: only if it is on a GPU."""
+    module = sys.modules.get("coldstart.vllm.weights.sharing")  # only a worker that shares weights imports it
+    return None if module is None or (on_gpu and current_platform.is_cpu()) else module.get_loading_worker()
 
 
 class _RankTensors:

@@ -26,6 +26,7 @@
  *   Virtual Memory Management      cuMemMap: the range was reserved and is not mapped; it has no access until cuMemSetAccess.
  *                                  cuMemUnmap: the range is that of one cuMemMap; memory lives until it is released and
  *                                  unmapped, and its contents are undefined at first (0xFF here).
+ *   cuMemExportToShareableHandle   a descriptor, which keeps the memory, as each mapping and handle in any process does (cuMemRelease).
  *   Memory Management              cuMemcpy*Async: done in the order of the stream; here at cuStreamSynchronize, and a range
  *                                  that is not mapped then is an error of that call.
  * Not modelled: streams (but for these copies all work is done at the call), contexts, asynchronous errors, alignment of allocations beyond
@@ -42,6 +43,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static long calls, fail_at = -1;
@@ -618,7 +620,7 @@ API Result cuCheckpointProcessGetState(int pid, int *state) {
 }
 
 /* --- virtual memory: reserved addresses, physical memory in memfds, and copies that wait for their stream ------------------ */
-typedef struct Physical { int file, mapped, released; size_t size; } Physical;
+typedef struct Physical { int file, mapped, released, exportable; size_t size; } Physical;
 typedef struct Range { uint64_t base; size_t size; Physical *memory; int accessible; struct Range *next; } Range;
 typedef struct Copy { uint64_t device; void *host; size_t size; int to_host; struct Copy *next; } Copy;
 static Range *ranges;
@@ -651,12 +653,46 @@ API Result cuMemAddressReserve(uint64_t *out, size_t size, size_t alignment, uin
     ranges = r;
     return OK;
 }
+API Result cuMemAddressFree(uint64_t address, size_t size) {
+    COUNT();
+    NOTE("free ");
+    for (Range **r = &ranges; *r; r = &(*r)->next) {
+        Range *found = *r;
+        if (found->base != address || found->size != size || found->memory) continue;
+        *r = found->next;
+        munmap((void *)address, size);
+        free(found);
+        return OK;
+    }
+    return INVALID_VALUE;
+}
+API Result cuMemGetAllocationGranularity(size_t *out, const void *properties, int option) { COUNT(); *out = 2 << 20; return OK; }
+API Result cuMemExportToShareableHandle(int *out, uint64_t handle, int kind, unsigned long long flags) {
+    COUNT();
+    Physical *memory = (Physical *)handle;
+    if (kind != 1 || flags || !memory->exportable) return INVALID_VALUE;
+    *out = fcntl(memory->file, F_DUPFD_CLOEXEC, 0);
+    return *out < 0 ? UNKNOWN : OK;
+}
+API Result cuMemImportFromShareableHandle(uint64_t *out, void *handle, int kind) {
+    COUNT();
+    NOTE("import ");
+    struct stat found;
+    int file = fcntl((int)(uint64_t)handle, F_DUPFD_CLOEXEC, 0);
+    if (kind != 1 || file < 0 || fstat(file, &found)) return INVALID_VALUE;
+    Physical *memory = calloc(1, sizeof *memory);
+    *memory = (Physical){file, 0, 0, 0, found.st_size};
+    physical++;
+    *out = (uint64_t)memory;
+    return OK;
+}
 API Result cuMemCreate(uint64_t *out, size_t size, const void *properties, unsigned long long flags) {
     COUNT();
     NOTE("create ");
     Physical *memory = calloc(1, sizeof *memory);
     memory->file = memfd_create("fake-cuda", MFD_CLOEXEC);
     memory->size = size;
+    memory->exportable = ((const int *)properties)[1] == 1;  /* requestedHandleTypes: POSIX_FILE_DESCRIPTOR */
     if (ftruncate(memory->file, size)) return UNKNOWN;
     void *filled = mmap(NULL, size, PROT_WRITE, MAP_SHARED, memory->file, 0);
     memset(filled, 0xFF, size);

@@ -12,6 +12,7 @@ from support.fleet_rig import SETTINGS, FleetStage, deployment, fleet
 from tools.tiny_models import write_empty
 
 from coldstart.contract.arguments import Arguments
+from coldstart.fleet.live.deployments import compute_held_twice
 from coldstart.fleet.specification import Costs, FleetSettings
 from coldstart.host.live.starter import build_request
 from coldstart.launch import planning
@@ -96,24 +97,26 @@ LIMITS = {(): 0.92, ("--kv-cache-memory-bytes", "8000000000"): 0.92, ("--gpu-mem
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize("words", LIMITS)
+@pytest.mark.parametrize(("words", "shared"), [*((words, False) for words in LIMITS), ((), True)])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 async def test_rank_and_the_full_worker_beside_it_fit_on_one_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, words: tuple[str, ...]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, words: tuple[str, ...], shared: bool
 ) -> None:
     from vllm.config import CacheConfig
     from vllm.utils.mem_utils import MemorySnapshot
     from vllm.v1.worker.utils import request_memory
 
-    def request(args: Arguments, free: int) -> int:
+    def request(args: Arguments, free: int, external: int = 0) -> int:
         share = args.get_value("gpu_memory_utilization", CacheConfig().gpu_memory_utilization)
         found = MemorySnapshot(device="cuda", auto_measure=False, total_memory=GPU, free_memory=free)
-        return request_memory(found, CacheConfig(gpu_memory_utilization=share))
+        return request_memory(found, CacheConfig(gpu_memory_utilization=share), external)
 
     model, others = str(write_empty(tmp_path / "model")), {2, 3, 4} - {ranks}
     made = deployment("m", words=words, ttft_s=15.0, least=1, most=1)
     launch = replace(made.launch, model=model, on_miss="warn")
-    spec = replace(made.spec, size=24 << 30, memory=48 << 30, held_twice=1.0)
+    # With shared weights, two workers fit that would otherwise need more than the GPU.
+    spec = replace(made.spec, size=24 << 30, memory=(54 if shared else 48) << 30, held_twice=1.0)
+    spec = replace(spec, held_twice=compute_held_twice(spec) if shared else 1.0)
     spec = replace(spec, unavailable=dict.fromkeys(others, "other size"))
     with monkeypatch.context() as patch:
         patch.setattr(runtime, "targets_cpu", lambda: False)
@@ -133,7 +136,10 @@ async def test_rank_and_the_full_worker_beside_it_fit_on_one_gpu(
         and not build_request(replace(defers, template="runtime")).defer_capture
     )
     asked = request(rank, GPU - CONTEXT)
-    assert asked <= spec.part(ranks) and request(full, GPU - 2 * CONTEXT - asked) <= spec.memory
+    external = spec.ranks(ranks)[0] if shared else 0
+    assert asked <= spec.part(ranks)
+    assert request(full, GPU - 2 * CONTEXT - asked, external) <= spec.memory - external
+    assert [("COLDSTART_WEIGHTS_SOCKET" in server.env) for server in node.servers.begun] == [shared] * 2
     # What the user typed, or vLLM's default, remains the upper limit, of all ranks together.
     assert Arguments().gpu_memory_share() == CacheConfig().gpu_memory_utilization
     assert (

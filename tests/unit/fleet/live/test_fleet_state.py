@@ -102,9 +102,12 @@ def bundle(**sections: Any) -> SimpleNamespace:
 def build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., FleetModel]:
     """Return a function that builds the specification of a deployment from the bundles by number of ranks."""
 
-    def made(slo: str, bundles: dict[int, Any], start_s: float | None = None, **launched: Any) -> FleetModel:
+    def made(
+        slo: str, bundles: dict[int, Any], start_s: float | None = None, config: Any = None, **launched: Any
+    ) -> FleetModel:
         launch = Launch("m", "/models/m", **launched)
         found = Found(bundles, launch.args).refresh()
+        found.model.config |= config or {}
         monkeypatch.setattr(deployments.profiles, "look_up_required_bundle", lambda *_, **__: found)
         monkeypatch.setattr(deployments.keys, "compose_key", lambda *_: None)
         options = DeployOptions(slo=slo, batch=8, memory="2GB", size="1GB", start_s=start_s)
@@ -113,6 +116,20 @@ def build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Flee
         return deployment.spec
 
     return made
+
+
+def test_gpu_memory_that_is_held_twice_excludes_shared_weights(
+    build: Callable[..., FleetModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def held(*words: str, config: Any = None, source: str | None = "https://weights") -> float:
+        return build("", {1: bundle()}, 9.0, config, args=Arguments(words), weights_from=source).held_twice
+
+    monkeypatch.setattr(deployments.runtime, "targets_cpu", lambda: False)
+    assert held() == 1.0
+    monkeypatch.setenv("COLDSTART_SHARE_GPU_WEIGHTS", "1")
+    assert held() == pytest.approx(0.5)  # the model needs 2 GB, half of it for weights
+    experts = {"text_config": {"num_experts": 8}}
+    assert held(source=None) == held("--quantization", "fp8") == held(config=experts) == 1.0
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,9 @@
 """Both forms of a device: what a region contains after it was unmapped."""
 
 import ctypes
+import os
+import signal
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -132,3 +135,39 @@ def test_cuda_form_copies_when_the_stream_is_waited_for() -> None:
     driver.weights.write(second, ctypes.addressof(held))
     driver.weights.synchronize()
     assert ctypes.string_at(second.address, 1) == b"\5"
+
+
+def test_exported_memory_outlives_the_process_that_allocated_it() -> None:
+    fake, (ours, theirs) = fake_cuda(), socket.socketpair()
+    before, memory = fake.fake_physical(), device.ExportableMemory()
+    if (child := os.fork()) == 0:
+        try:
+            region, handle = memory.allocate(3 << 20)
+            ctypes.memset(region.address, 5, region.size)
+            socket.send_fds(theirs, [b"%d" % region.size], [memory.export(handle)])
+            signal.pause()
+        finally:
+            os._exit(1)
+    theirs.close()
+    size, (descriptor,), *_ = socket.recv_fds(ours, 9, 1)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    mapped = memory.map_descriptor(descriptor, int(size))
+    os.close(descriptor)
+    assert mapped.size == 4 << 20 and ctypes.string_at(mapped.address, mapped.size) == b"\5" * mapped.size
+    memory.unmap(mapped)
+    assert fake.fake_physical() == before
+
+
+def test_failed_call_leaves_no_exportable_memory() -> None:
+    fake, memory = fake_cuda(), device.ExportableMemory()
+    region, handle = memory.allocate(SIZE)
+    descriptor, before = memory.export(handle), fake.fake_physical()
+    attempts = {"allocate": (SIZE,), "map_descriptor": (descriptor, region.size)}
+    for name, arguments in attempts.items():
+        for number in (1, 2, 3):
+            fake.fake_fail_at(number, 0)
+            with pytest.raises(DriverError):
+                getattr(memory, name)(*arguments)
+            assert fake.fake_physical() == before
+    os.close(descriptor)

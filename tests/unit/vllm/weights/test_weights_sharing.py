@@ -1,9 +1,5 @@
 """A full worker maps the weights that a rank serves, packed ones included, and nothing else."""
 
-import ast
-import importlib.util
-import logging
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +10,7 @@ from coldstart.contract.environment import VLLM_PP_LAYER_PARTITION
 from coldstart.contract.plan import LaunchPlan
 from coldstart.system.ipc.peers import PeerError
 from coldstart.weights.load import stage
+from tests.support.graphs.library import fake_cuda
 
 pytestmark = pytest.mark.vllm
 
@@ -35,9 +32,9 @@ def build(*seeds: int) -> Any:
 
     def layer(seed: int) -> Any:
         module: Any = torch.nn.Module()
+        module.quant_method = UnquantizedLinearMethod.__new__(UnquantizedLinearMethod)
         weight = torch.empty(SIZE, SIZE).normal_(generator=torch.Generator().manual_seed(seed))
         module.weight = torch.nn.Parameter(weight, requires_grad=False)
-        module.quant_method = UnquantizedLinearMethod.__new__(UnquantizedLinearMethod)
         return module
 
     model = torch.nn.Module()
@@ -155,38 +152,139 @@ def test_adopted_worker_reports_unshared_weights(socket: Path, monkeypatch: pyte
     assert adopt().fallbacks == []
 
 
-FOUND = importlib.util.find_spec("vllm")
-Indices = Callable[[int, int, int], tuple[int, int]]
+COUNTS = (1, 2, 5, 12, 22, 28, 32, 36, 61, 80, 126)
+PARTITIONS = ((5, "1,4"), (12, "4,4,4"), (22, "5,6,6,5"), (3, " 3"), (4, "0,4"))
 
 
-def _vllms(partition: str | None) -> Indices:
-    assert FOUND is not None and FOUND.origin is not None
-    file = Path(FOUND.origin).parent / "distributed" / "utils.py"
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    tree.body = [node for node in tree.body if getattr(node, "name", "") == "get_pp_indices"]
-    scope: dict[str, Any] = {
-        "envs": SimpleNamespace(**{VLLM_PP_LAYER_PARTITION: partition}),
-        "logger": logging.getLogger(__name__),
-    }
-    exec(compile(tree, file, "exec"), scope)
-    indices: Indices = scope["get_pp_indices"]
-    return indices
+@pytest.mark.parametrize(("count", "partition"), [*((count, None) for count in COUNTS), *PARTITIONS])
+def test_layers_are_divided_as_vllm_divides_them(
+    count: int, partition: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.distributed.utils import get_pp_indices
 
-
-@pytest.mark.parametrize("count", [1, 2, 5, 12, 22, 28, 32, 36, 61, 80, 126])
-def test_layers_are_divided_as_vllm_divides_them(count: int) -> None:
-    theirs = _vllms(None)
-    for size in range(1, 17):
+    if partition:
+        monkeypatch.setenv(VLLM_PP_LAYER_PARTITION, partition)
+    for size in [partition.count(",") + 1] if partition else range(1, 17):
         for rank in range(size):
-            held = stage.list_stage_layers(count, rank, size)
-            assert (held.start, held.stop) == theirs(count, rank, size), (rank, size)
+            held = stage.list_stage_layers(count, rank, size, partition)
+            assert (held.start, held.stop) == get_pp_indices(count, rank, size), (rank, size)
 
 
-@pytest.mark.parametrize(
-    ("count", "partition"), [(5, "1,4"), (12, "4,4,4"), (22, "5,6,6,5"), (3, " 3"), (4, "0,4")]
-)
-def test_a_partition_is_read_as_vllm_reads_it(count: int, partition: str) -> None:
-    theirs, size = _vllms(partition), partition.count(",") + 1
-    for rank in range(size):
-        held = stage.list_stage_layers(count, rank, size, partition)
-        assert (held.start, held.stop) == theirs(count, rank, size)
+# These come last: memory that they free would hold packed weights of the CPU, which are only found in new mappings.
+class GpuLoads:
+    """Loads of our loader in this process, where the double of the driver has the memory of the GPU."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        import torch
+
+        from coldstart.vllm import compat
+        from coldstart.vllm.weights import loader
+
+        self.driver, self.loader, self.fallbacks, self.own = fake_cuda(), loader, list[Any](), list[float]()
+        self.driver.fake_fail_at(-1, 0)
+        self.has_names = True
+        self.physical = self.driver.fake_physical()
+        vllms, build_ranks = loader.DefaultModelLoader, lambda _, config, *__: build(*config.seeds)
+        monkeypatch.setattr(compat, "fallbacks", self.fallbacks)
+        monkeypatch.setattr(loader, "current_platform", SimpleNamespace(is_cpu=lambda: False))
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(vllms, "create_model", build_ranks)
+        monkeypatch.setattr(vllms, "load_model", build_ranks)
+        monkeypatch.setattr(vllms, "load_weights", lambda _, model, config: self._copy(model, config.seeds))
+        self.made: Any = loader.ColdLoader.__new__(loader.ColdLoader)
+        self.made.report = loader.ladder.begin_report()
+
+    def serve_rank(self, *seeds: int) -> Any:
+        return self.made.load_model(_configure(seeds, 2), None)
+
+    def load_full(self, *seeds: int) -> tuple[int, Any]:
+        """Return the bytes that the rank offers, and the model, whose weights are loaded in halves."""
+        config = _configure(seeds, 1)
+        external, model = self.made.get_external_weight_memory(config), self.made.create_model(config, None)
+        self.made.load_weights(model, config)
+        return external, model
+
+    def _copy(self, model: Any, seeds: tuple[int, ...]) -> None:
+        layers = build(*seeds).layers
+        loaded = {
+            f"layers.{n}.{half}": layers[n].weight.chunk(2)[half]
+            for n in range(len(seeds))
+            for half in (0, 1)
+        }
+        names: Any = [SimpleNamespace(name=name) for name in loaded if self.has_names]
+        for name, tensor in self.loader._watch(model, names, loaded.items()):
+            _, number, half = name.split(".")
+            model.layers[int(number)].weight.chunk(2)[int(half)].copy_(tensor)
+            held = sum(layer.weight.untyped_storage().nbytes() for layer in model.layers)
+            sharer = self.loader._find_sharer()
+            self.own.append(round((held - (sharer.shared_bytes if sharer else 0)) / WEIGHT_BYTES, 2))
+
+
+def _configure(seeds: tuple[int, ...], ranks: int) -> Any:
+    return SimpleNamespace(seeds=seeds, parallel_config=SimpleNamespace(world_size=ranks))
+
+
+def has_weights(model: Any, *seeds: int) -> bool:
+    import torch
+
+    pairs = zip(model.layers, build(*seeds).layers, strict=True)
+    return all(torch.equal(one.weight, other.weight) for one, other in pairs)
+
+
+# One layer at a time is held twice, and those that the rank lacks remain. If vLLM's own loader reads, all are.
+@pytest.mark.parametrize(("has_names", "own"), [(True, [1, 1, 1, 1, 1, 1, 2, 2]), (False, [4] * 8)])
+def test_a_full_worker_maps_the_gpu_memory_of_its_rank(
+    socket: Path, monkeypatch: pytest.MonkeyPatch, has_names: bool, own: list[int]
+) -> None:
+    gpu = GpuLoads(monkeypatch)
+    gpu.has_names = has_names
+    rank = gpu.serve_rank(1, 2)
+    external, full = gpu.load_full(1, 2, 3, 4)
+    assert external == 2 * WEIGHT_BYTES and gpu.fallbacks == []
+    assert has_weights(rank, 1, 2) and has_weights(full, 1, 2, 3, 4)
+    assert gpu.own == own
+    rank.layers[1].weight[0, 0] = 99
+    assert full.layers[1].weight[0, 0] == 99
+
+
+def test_other_gpu_weights_are_not_shared(socket: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = GpuLoads(monkeypatch)
+    rank, (_, full) = gpu.serve_rank(1, 2), gpu.load_full(1, 3)
+    assert has_weights(rank, 1, 2) and has_weights(full, 1, 3)
+    (fallback,) = gpu.fallbacks
+    assert fallback.stage == "sharing" and "different bytes in layers.1.weight" in fallback.reason
+    # Two allocations of the rank, of which the full worker maps one.
+    assert gpu.driver.fake_physical() == gpu.physical + 3
+
+
+@pytest.mark.parametrize("failing", ["rank", "full"])
+def test_each_worker_has_its_own_weights_after_a_failed_driver_call(
+    socket: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    gpu = GpuLoads(monkeypatch)
+    for number in range(1, 8):
+        gpu.fallbacks.clear()
+        gpu.driver.fake_fail_at(number if failing == "rank" else -1, 0)
+        rank = gpu.serve_rank(1)
+        gpu.driver.fake_fail_at(number if failing == "full" else -1, 0)
+        external, full = gpu.load_full(1, 2)
+        assert external == 0 and has_weights(rank, 1) and has_weights(full, 1, 2), number
+        assert gpu.own[-1] == 2 and gpu.fallbacks, number
+
+
+def test_no_memory_stays_mapped_when_a_full_worker_maps_only_a_part(
+    socket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from coldstart.vllm.sleep.device import ExportableMemory
+
+    gpu = GpuLoads(monkeypatch)
+    rank, used, original = gpu.serve_rank(1, 2), list[int](), ExportableMemory.map_descriptor
+
+    def map_less(self: Any, descriptor: int, size: int) -> Any:
+        used.append(size)
+        return original(self, descriptor, size // len(used))
+
+    monkeypatch.setattr(ExportableMemory, "map_descriptor", map_less)
+    external, full = gpu.load_full(1, 2)
+    assert external == 0 and has_weights(rank, 1, 2) and has_weights(full, 1, 2)
+    assert len(used) == 2 and gpu.driver.fake_physical() == gpu.physical + 2
