@@ -14,8 +14,9 @@ import msgspec
 
 from coldstart.artifacts import canonical
 
-# Prefix of the error of a server that cannot load its weights.
-WEIGHTS_ERROR_PREFIX = "cannot load the weights: "
+
+class LostWeightsError(RuntimeError):
+    """Error for a server whose requested weights source failed. A start without this source may succeed."""
 
 
 @dataclass(frozen=True)

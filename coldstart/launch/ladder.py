@@ -15,7 +15,6 @@ from pathlib import Path
 from coldstart.artifacts.errors import BundleError
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
-from coldstart.contract.weights import WEIGHTS_ERROR_PREFIX
 from coldstart.errors import ColdstartError, LaunchRefusedError
 from coldstart.launch import caches, fetch, modes, planning, prepare
 from coldstart.launch.modes import FRESH, Reason, StartMode
@@ -79,7 +78,7 @@ def _attempt(mode: StartMode, one: ServerStart, unused: UnusedModes) -> Server |
             # A later node of a pipeline reports readiness before it loads its weights.
             early_fetch = early.pop_all() if plan.vllm_args.contains_flag("headless") else None
     except ServerExitedError as died:
-        if one.plan.weights_from is not None and WEIGHTS_ERROR_PREFIX in died.message:
+        if one.plan.weights_from is not None and died.cause and died.cause.lost_weights:
             return _start_fresh(_without_source(one, died, unused), unused)
         if mode is FRESH or died.is_final:
             return _start_fresh(_without_untrusted_bundle(one, died, unused), unused)

@@ -49,9 +49,10 @@ class ServerProcess(Protocol):
 
 
 class ServerExitedError(CommandFailedError):
-    """Error for a server that exited before it was ready. `code` is its exit code (128 + n after signal n)."""
+    """Error for a server that exited before it was ready, with its exit code (128 + n after signal n) and reported failure."""
 
     code: int | None = None
+    cause: StartFailure | None = None
 
 
 class TemplateHungError(peers.PeerError):
@@ -319,7 +320,7 @@ def await_readiness(
                         on_progress(start_progress.StartProgress.parse(line[start_progress.KEY]))
                 elif "failed" in line:
                     failed = StartFailure(**line["failed"])
-                    cause = cause if failed.is_consequence and cause else failed
+                    cause = cause if cause and (failed.is_consequence or cause.lost_weights) else failed
                 else:
                     report = report or line
     if reason := report.get("unfit"):
@@ -355,5 +356,5 @@ def _explain_exit(code: int, cause: StartFailure | None) -> ServerExitedError:
         because = "" if exits.is_killed(code) else "; its log contains the reason"
         hint = probes.find_full_directory() or (cause.hint if cause else None)
         died = ServerExitedError(f"{ended}: {cause.message}" if cause else ended + because, hint=hint)
-    died.code = code
+    died.code, died.cause = code, cause
     return died

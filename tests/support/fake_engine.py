@@ -36,11 +36,10 @@ def serve(plan, is_imported=False):  # type: ignore[no-untyped-def]
         fail(RuntimeError("it failed. See root cause above."))
         return 1
     if behaviour == "loses-weights" and plan.weights_from:
-        from coldstart.contract.weights import WEIGHTS_ERROR_PREFIX
+        from coldstart.contract.weights import LostWeightsError
 
-        fail(
-            RuntimeError(f"{WEIGHTS_ERROR_PREFIX}files, after 3 of 10 tensors: it does not match its digest")
-        )
+        fail(LostWeightsError("files, after 3 of 10 tensors: it does not match its digest"))
+        fail(RuntimeError("the engine process failed"))
         return 1
     if path := plan.vllm_args.get_value("uds"):
         import socket

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import TypeVar
 
+from coldstart.contract.weights import LostWeightsError
 from coldstart.errors import CHECK_FAILED, ERROR, CommandFailedError
 from coldstart.system import secrets
 
@@ -74,7 +75,7 @@ class StartFailure:
     """Error that ended a server process, as it is reported to the process that started the server.
 
     `is_final` means that every start would fail with this error. `is_consequence` means that another process has already
-    reported the cause.
+    reported the cause. `lost_weights` means that the requested weights source failed.
     """
 
     message: str
@@ -82,6 +83,7 @@ class StartFailure:
     exit_code: int = CHECK_FAILED
     is_final: bool = False
     is_consequence: bool = False
+    lost_weights: bool = False
 
     @classmethod
     def from_error(cls, error: BaseException) -> StartFailure:
@@ -90,7 +92,7 @@ class StartFailure:
         if _ENGINE_FAILED in text:
             hint = f"read the log; if memory ran out, {_LIMIT_KV}"
             return cls("vLLM's engine process was killed or crashed", hint, is_consequence=True)
-        return find_known_failure(text) or cls(text)
+        return find_known_failure(text) or cls(text, lost_weights=isinstance(error, LostWeightsError))
 
     def build_error(self, error_class: type[_Error]) -> _Error:
         """Return an error of `error_class` that ends the start, so that no other start mode is tried."""

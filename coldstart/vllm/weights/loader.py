@@ -24,7 +24,7 @@ from vllm.platforms import current_platform
 
 from coldstart.contract.environment import VLLM_PP_LAYER_PARTITION, WEIGHTS_SOCKET
 from coldstart.contract.plan import LaunchPlan
-from coldstart.contract.weights import WEIGHTS_ERROR_PREFIX
+from coldstart.contract.weights import LostWeightsError
 from coldstart.errors import ColdstartError
 from coldstart.graphs.errors import DriverError
 from coldstart.models.checkpoint_files import Tensor
@@ -116,7 +116,7 @@ class ColdLoader(DefaultModelLoader):
             yield from _watch(model, wanted.tensors, ((one.name, _shaped(one, view)) for one, view in loaded))
         except NoLoaderLeftError as error:
             if wanted.asked is not None:  # vLLM's own reader verifies no digest
-                raise RuntimeError(f"{WEIGHTS_ERROR_PREFIX}{error}") from error
+                raise LostWeightsError(f"cannot load the weights: {error}") from error
             yield from self._load_with_vllm(
                 model_config, model, {tensor.name for tensor in error.left}, str(error)
             )
