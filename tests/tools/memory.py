@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from statistics import median
 from threading import Event
 
 
@@ -62,8 +63,8 @@ def watch_memory(find_pids: Callable[[], Iterable[int]]) -> Iterator[list[tuple[
     """Yield a list that receives the time and `measure_private_bytes` of processes 20 times a second during the block.
 
     Page tables are read again only if a process or its memory files grew or shrank by 1 MiB, because reading takes long. They
-    are read one after the other, so they count twice what a process meanwhile returned to others that share it: after each
-    fall they are read again.
+    are read one after the other, so they count twice what a process meanwhile returned to others that share it. After each
+    fall they are read again; while memory falls all the time, the median of nine readings counts.
     """
     samples = list[tuple[float, int]]()
 
@@ -78,16 +79,15 @@ def watch_memory(find_pids: Callable[[], Iterable[int]]) -> Iterator[list[tuple[
     def run(end: Event) -> None:
         held, before = 0, dict[int, int]()
         while not end.wait(0.05):
-            pages, falls = count(), True
-            for _ in range(10 if pages != before else 0):
-                if falls:
-                    held, begun, pages = (
-                        measure_private_bytes(pid for pid in pages if pid > 0),
-                        pages,
-                        count(),
-                    )
-                    falls = any(size > pages.get(pid, 0) for pid, size in begun.items())
-            before = pages
+            pages, tries = count(), list[int]()
+            stable = pages == before
+            while not stable and len(tries) < 9:
+                begun = pages
+                tries.append(measure_private_bytes(pid for pid in begun if pid > 0))
+                pages = count()
+                stable = begun.keys() == pages.keys() and all(begun[pid] <= pages[pid] for pid in begun)
+            held = held if not tries else tries[-1] if stable else int(median(tries))
+            before = pages if stable else {}
             samples.append((time.monotonic(), held))
 
     with run_beside(run):

@@ -266,6 +266,8 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
         gc.collect()
 
     monkeypatch.setattr(core, "freeze_gc_heap", core.freeze_gc_heap)
+    for process in (core.EngineCoreProc, gpu_worker.Worker):
+        monkeypatch.setattr(process, "shutdown", process.shutdown)
     monkeypatch.setattr(gpu_worker, "freeze_gc_heap", gpu_worker.freeze_gc_heap)
     monkeypatch.setattr(gpu_worker, "memory_profiling", memory_profiling)
     return gpu_worker
@@ -292,6 +294,23 @@ def test_a_warm_engine_freezes_as_vllm_does(worker: Any, collections: list[str])
 
     core.freeze_gc_heap()
     assert collections == ["collect"] * 3 + ["freeze"]
+
+
+def test_a_process_that_ends_collects_nothing(worker: Any, collections: list[str]) -> None:
+    collection.postpone_in_process()
+    worker.freeze_gc_heap()
+    collections.clear()
+    from vllm.v1.engine import core
+
+    structured = SimpleNamespace(clear_backend=lambda: None)
+    core.EngineCoreProc.shutdown(
+        SimpleNamespace(structured_output_manager=structured, model_executor=None, scheduler=None)
+    )
+    assert collections == []
+    collection._restore()
+    elastic = SimpleNamespace(shutdown=lambda: gc.collect(2))
+    worker.Worker.shutdown(SimpleNamespace(profiler=None, elastic_ep_executor=elastic))
+    assert collections == []
 
 
 def test_one_collection_runs_before_memory_is_profiled(worker: Any, collections: list[str]) -> None:
