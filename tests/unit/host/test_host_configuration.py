@@ -15,6 +15,7 @@ from coldstart.host.configuration import check_cron_expression, find_next_moment
 from coldstart.host.endpoint import ClientKeys, GatewayEndpoint
 from coldstart.host.launches import Catalogue, Destination, Launch
 
+SIZED = 'memory = "1GiB"\n'
 MODEL = '[models.m]\nmemory = "1GiB"\nstart_s = 2\n'
 
 ROOT = Path(__file__).parents[3]
@@ -40,52 +41,44 @@ def test_example_of_the_documentation_is_read(tmp_path: Path) -> None:
     [
         ("", "no model is configured: at least one table .models.NAME. is required"),
         (MODEL, "missing key memory"),
-        ('memory = "1GiB"\npolice = "lru"\n' + MODEL, "unknown key police"),
-        ('memory = "1GiB"\npolicy = "arc"\n' + MODEL, "policy: unknown eviction policy 'arc'"),
+        (SIZED + 'police = "lru"\n' + MODEL, "unknown key police"),
+        (SIZED + 'policy = "arc"\n' + MODEL, "policy: unknown eviction policy 'arc'"),
         ("memory = 0\n" + MODEL, "memory: --memory must be at least 1, found 0"),
-        ('memory = "1GiB"\nloaders = 0\n' + MODEL, "loaders: loaders must be at least 1, found 0"),
+        (SIZED + "loaders = 0\n" + MODEL, "loaders: loaders must be at least 1, found 0"),
         (
-            'memory = "1GiB"\nhang_timeout_s = 0.5\n' + MODEL,
+            SIZED + "hang_timeout_s = 0.5\n" + MODEL,
             "hang_timeout_s: --hang-timeout must be at least 1, found 0.5",
         ),
-        ('memory = "1GiB"\nready_timeout_s = -1\n' + MODEL, "ready_timeout_s: invalid duration -1"),
-        ('memory = "1GiB"\nhang_timeout_s = inf\n' + MODEL, "hang_timeout_s: invalid duration inf"),
+        (SIZED + "ready_timeout_s = -1\n" + MODEL, "ready_timeout_s: invalid duration -1"),
+        (SIZED + "hang_timeout_s = inf\n" + MODEL, "hang_timeout_s: invalid duration inf"),
+        (SIZED + "max_residents = 0\n" + MODEL, "max_residents: --max-residents must be at least 1, found 0"),
         (
-            'memory = "1GiB"\nmax_residents = 0\n' + MODEL,
-            "max_residents: --max-residents must be at least 1, found 0",
-        ),
-        (
-            'memory = "1GiB"\n' + MODEL + 'tiers = [{name = "x", memory = "2GiB", penalty_s = 1}]\n',
+            SIZED + MODEL + 'tiers = [{name = "x", memory = "2GiB", penalty_s = 1}]\n',
             "models.m.tiers: x uses more memory or has a shorter penalty than awake",
         ),
         (
-            'memory = "1GiB"\n' + MODEL + 'tiers = [{name = "awake", memory = 5, penalty_s = 1}]\n',
+            SIZED + MODEL + 'tiers = [{name = "awake", memory = 5, penalty_s = 1}]\n',
             "models.m.tiers: expected unique names from awake to stopped, found awake, awake, stopped",
         ),
         ('memory = "a lot"\n' + MODEL, "memory: invalid size 'a lot'"),
         ("memory = 1.5\n" + MODEL, "memory: invalid size 1.5"),
-        ('memory = "1GiB"\nmax_held = "many"\n' + MODEL, "max_held: expected `int`, got `str`"),
-        ('memory = "1GiB"\n[models.m]\nstart_s = 1\n', "models.m: missing key memory"),
+        (SIZED + 'max_held = "many"\n' + MODEL, "max_held: expected `int`, got `str`"),
+        (SIZED + "[models.m]\nstart_s = 1\n", "models.m: missing key memory"),
         (
-            'memory = "1GiB"\n' + MODEL + 'tiers = [{name = "x", memory = 5}]\n',
+            SIZED + MODEL + 'tiers = [{name = "x", memory = 5}]\n',
             r"models\.m\.tiers\[0\]: missing key penalty_s",
         ),
         (
-            'memory = "1GiB"\n' + MODEL + 'tiers = [{name = "asleep-1", penalty_s = 1}]\n',
+            SIZED + MODEL + 'tiers = [{name = "asleep-1", penalty_s = 1}]\n',
             r"models\.m\.tiers: the memory of asleep-1 is unknown, because no bundle has measured it",
         ),
         (
-            'memory = "1GiB"\n'
-            + MODEL
-            + 'args = ["--nnodes", "2"]\ntiers = [{name = "parked", penalty_s = 1}]\n',
+            SIZED + MODEL + 'args = ["--nnodes", "2"]\ntiers = [{name = "parked", penalty_s = 1}]\n',
             "models.m.tiers: parking supports only one engine on one host, but --nnodes is 2",
         ),
-        (
-            'memory = "1GiB"\nmodels = 3\n',
-            "no model is configured: at least one table .models.NAME. is required",
-        ),
-        ('memory = "1GiB"\n[models]\nm = 3\n', "models.m: expected a table, found 3"),
-        ('memory = "1GiB"\n' + MODEL + "tiers = [3]\n", r"models\.m\.tiers\[0\]: expected a table, found 3"),
+        (SIZED + "models = 3\n", "no model is configured: at least one table .models.NAME. is required"),
+        (SIZED + "[models]\nm = 3\n", "models.m: expected a table, found 3"),
+        (SIZED + MODEL + "tiers = [3]\n", r"models\.m\.tiers\[0\]: expected a table, found 3"),
         ("memory = ", "as TOML: "),
     ],
 )
