@@ -4,14 +4,12 @@ import contextlib
 import gc
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -58,22 +56,6 @@ def send_request(connection: Channel, request: object, *descriptors: int) -> Non
     os.close(private)
 
 
-@contextmanager
-def raw(warm: template_pool.RunningTemplate, *behaviour: str) -> Iterator[tuple[Channel, int]]:
-    """Open a server as a raw client, without launch.ForkedServer."""
-    reader, writer = os.pipe()
-    leave, give_leave = os.pipe()
-    os.write(give_leave, b"1")
-    request = {"plan": plan(*behaviour).document(), "cwd": "/", "env": dict(os.environ), "now": 0.0}
-    with Channel(peers.connect(warm.socket)) as connection:
-        send_request(connection, request, 0, 2, 2, writer, leave)
-        for descriptor in (writer, leave, give_leave):
-            os.close(descriptor)
-        assert select.select([reader], [], [], 20)[0]
-        yield connection, json.loads(os.read(reader, 65536))["pid"]
-    os.close(reader)
-
-
 def test_server_uses_directory_and_environment_of_the_client(
     warm: template_pool.RunningTemplate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,9 +92,10 @@ def test_invalid_plan_is_refused_with_the_reason(
 
 
 def test_end_of_the_lease_ends_the_server_and_not_the_template(warm: template_pool.RunningTemplate) -> None:
-    with raw(warm, "serves") as (_, pid):
-        assert not is_gone(pid)
-    wait_until(lambda: is_gone(pid))
+    forked = start(warm, "serves").process
+    assert isinstance(forked, server_process.ForkedServer) and not is_gone(forked.pid)
+    forked.connection.close()
+    wait_until(lambda: is_gone(forked.pid))
     assert not has_ended(start(warm, "serves").process, 0)
 
 
@@ -286,7 +269,9 @@ def test_no_collection_runs_until_the_worker_is_warm(worker: Any, collections: l
     assert collections == ["collect", "freeze"] and gc.isenabled()
 
 
-def test_a_warm_engine_freezes_as_vllm_does(worker: Any, collections: list[str]) -> None:
+def test_a_warm_engine_freezes_as_vllm_does_and_collects_nothing_when_it_ends(
+    worker: Any, collections: list[str]
+) -> None:
     collection.postpone_in_process()
     worker.freeze_gc_heap()
     collections.clear()
@@ -294,14 +279,7 @@ def test_a_warm_engine_freezes_as_vllm_does(worker: Any, collections: list[str])
 
     core.freeze_gc_heap()
     assert collections == ["collect"] * 3 + ["freeze"]
-
-
-def test_a_process_that_ends_collects_nothing(worker: Any, collections: list[str]) -> None:
-    collection.postpone_in_process()
-    worker.freeze_gc_heap()
     collections.clear()
-    from vllm.v1.engine import core
-
     structured = SimpleNamespace(clear_backend=lambda: None)
     core.EngineCoreProc.shutdown(
         SimpleNamespace(structured_output_manager=structured, model_executor=None, scheduler=None)
@@ -327,7 +305,7 @@ def test_one_collection_runs_before_memory_is_profiled(worker: Any, collections:
 
 
 @pytest.mark.parametrize("name", ["MultiprocExecutor", "CoreEngineProcManager"])
-def test_headless_node_postpones_the_collections_of_its_processes(
+def test_headless_node_postpones_the_collections_of_its_processes_alone(
     worker: Any, collections: list[str], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     after: list[Any] = []
@@ -344,22 +322,11 @@ def test_headless_node_postpones_the_collections_of_its_processes(
     gc.disable()
     server.fork_processes(command)
     assert getattr(command, name)(5) == 5 and gc.isenabled() and collections == ["freeze"]
-
-
-@pytest.mark.parametrize("starting", [True, False])
-def test_only_a_process_that_starts_passes_it_on_to_its_children(
-    worker: Any, collections: list[str], monkeypatch: pytest.MonkeyPatch, starting: bool
-) -> None:
-    after: list[Any] = []
-    monkeypatch.setattr(os, "register_at_fork", lambda *, after_in_child: after.append(after_in_child))
-    collection.postpone_in_children()
-    if starting:
-        gc.disable()
-    (in_child,) = after
-    in_child()
-    assert gc.isenabled() is not starting
+    collections.clear()
+    collection._restore()
+    after[0]()  # in a process that a warm one forks
     gc.collect()
-    assert collections == ([] if starting else ["collect"])
+    assert gc.isenabled() and collections == ["collect"]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -278,13 +278,10 @@ def test_no_memory_stays_mapped_when_a_full_worker_maps_only_a_part(
     from coldstart.vllm.sleep.device import ExportableMemory
 
     gpu = GpuLoads(monkeypatch)
-    rank, used, original = gpu.serve_rank(1, 2), list[int](), ExportableMemory.map_descriptor
-
-    def map_less(self: Any, descriptor: int, size: int) -> Any:
-        used.append(size)
-        return original(self, descriptor, size // len(used))
-
-    monkeypatch.setattr(ExportableMemory, "map_descriptor", map_less)
+    rank, parts, map_part = gpu.serve_rank(1, 2), iter((1, 2)), ExportableMemory.map_descriptor
+    monkeypatch.setattr(
+        ExportableMemory, "map_descriptor", lambda *given: map_part(*given[:2], given[2] // next(parts))
+    )
     external, full = gpu.load_full(1, 2)
     assert external == 0 and has_weights(rank, 1, 2) and has_weights(full, 1, 2)
-    assert len(used) == 2 and gpu.driver.fake_physical() == gpu.physical + 2
+    assert next(parts, None) is None and gpu.driver.fake_physical() == gpu.physical + 2
