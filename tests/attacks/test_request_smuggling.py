@@ -91,10 +91,6 @@ class Connection:
         return answers
 
 
-def split_bytes(data: bytes) -> list[bytes]:
-    return [data[n : n + 1] for n in range(len(data))]
-
-
 async def send_parts(port: int, split: str, head: bytes, rest: bytes) -> list[tuple[int, bytes]]:
     """Send a request and return all answers until the gateway ends the connection.
 
@@ -104,7 +100,7 @@ async def send_parts(port: int, split: str, head: bytes, rest: bytes) -> list[tu
         if split == "together":
             await client.send(head + rest)
             return await client.read_answers()
-        await client.send(*([head] if split == "later" else split_bytes(head)))
+        await client.send(*([head] if split == "later" else [head[n : n + 1] for n in range(len(head))]))
         first = await client.read_answer()
         await client.send(rest)
         return [first, *await client.read_answers()]

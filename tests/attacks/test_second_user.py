@@ -267,12 +267,6 @@ def server(home: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.wait(120)
 
 
-def _memory(processes: list[psutil.Process]) -> set[Path]:
-    return {
-        Path(one.path) for process in processes for one in process.open_files() if "/dev/shm/" in one.path
-    }
-
-
 @pytest.mark.slow
 @pytest.mark.vllm
 def test_no_attack_succeeds_on_loopback(server: subprocess.Popen[bytes], stranger: Act) -> None:
@@ -283,11 +277,13 @@ def test_no_attack_succeeds_on_loopback(server: subprocess.Popen[bytes], strange
     assert listening <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"} and listening
     paths = {one.laddr for one in sockets if isinstance(one.laddr, str) and one.laddr.startswith("/")}
     assert paths
+    files = {Path(one.path) for process in processes for one in process.open_files()}
     attacks = [
         *(Attack(f"connect to {path}", connect, Path(path)) for path in sorted(paths)),
         *(
             Attack(f"{act.__name__} {path}", act, path)
-            for path in _memory(processes)
+            for path in files
+            if "/dev/shm/" in str(path)
             for act in (read, overwrite)
         ),
         *(attack for one in processes for attack in attack_process(f"{one.name()} {one.pid}", one.pid)),

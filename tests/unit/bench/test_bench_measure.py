@@ -97,10 +97,6 @@ def test_installed_vllm_has_each_step() -> None:
         assert all(hasattr(getattr(importlib.import_module(module), kind), method) for method in steps)
 
 
-def verdict(now: list[float], then: list[float], *, alike: bool = True) -> str:
-    return str(compare.compare_samples(now, then, 10, is_same_machine=alike)["verdict"])
-
-
 @pytest.mark.parametrize(
     ("now", "expected"),
     [
@@ -112,7 +108,8 @@ def verdict(now: list[float], then: list[float], *, alike: bool = True) -> str:
     ],
 )
 def test_change_returns_the_verdict(now: list[float], expected: str) -> None:
-    assert verdict(now, [10.0, 10.1, 9.9, 10.0, 10.05]) == expected
+    found = compare.compare_samples(now, [10.0, 10.1, 9.9, 10.0, 10.05], 10, is_same_machine=True)
+    assert found["verdict"] == expected
 
 
 def document(seconds: list[float], **more: object) -> dict[str, Any]:

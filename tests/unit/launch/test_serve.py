@@ -58,13 +58,6 @@ def template(
         template_pool.stop_template(warm, force=True)
 
 
-def keep_image(lookup: BundleLookup) -> None:
-    assert lookup.bundle is not None
-    runtime_image.choose_engine_image_directory(lookup.cache.runtimes, lookup.bundle.digest).mkdir(
-        parents=True
-    )
-
-
 @pytest.fixture
 def thawed(
     lookup: BundleLookup, fake_engine: FakeEngine, home: Path, monkeypatch: pytest.MonkeyPatch
@@ -76,7 +69,9 @@ def thawed(
         "engine", replace(PLAN, key=lookup.key.digest), socket, subprocess.DEVNULL, 20
     )
     thawed = FakeThawed(socket, process)
-    keep_image(lookup)
+    assert lookup.bundle is not None
+    image = runtime_image.choose_engine_image_directory(lookup.cache.runtimes, lookup.bundle.digest)
+    image.mkdir(parents=True)
     monkeypatch.setattr(process_snapshot, "thaw_engine", lambda *_: thawed)
     monkeypatch.setattr(processes, "find_outer_pid", lambda _, pid: pid)
     yield thawed

@@ -34,10 +34,6 @@ def mlfq(**settings: object) -> SchedulerSettings:
     return SchedulerSettings("skip-join-mlfq", **settings)  # type: ignore[arg-type]
 
 
-def fcfs(**settings: object) -> SchedulerSettings:
-    return SchedulerSettings("fcfs", **settings)  # type: ignore[arg-type]
-
-
 def test_deadlines_are_priorities_of_vllms_own_scheduler(publish: Publish) -> None:
     choice = SchedulerSettings("deadline", batch=4, factor=8.0, slo_s=2.0)
     made = scheduler.apply_scheduler(PLAN, choice, publish(iterations=PROFILE), on_cpu=True)
@@ -68,7 +64,7 @@ def test_deadline_classes_are_checked_and_reach_vllm(tmp_path: Path, monkeypatch
     told = SchedulerSettings.from_additional_config(json.loads(given["--additional-config"]))
     assert told.classes == str(tmp_path / "classes.toml")
     with pytest.raises(UsageError, match="cannot use --deadline-classes with fcfs"):
-        scheduler.check_scheduler(fcfs(classes="classes.toml"), PLAN.vllm_args)
+        scheduler.check_scheduler(SchedulerSettings("fcfs", classes="classes.toml"), PLAN.vllm_args)
 
 
 def test_settings_and_the_bundles_profile_reach_vllm(publish: Publish) -> None:

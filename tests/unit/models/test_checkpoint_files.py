@@ -24,10 +24,6 @@ def save(path: Path, **values: float) -> None:
     save_file({name: np.full(4, value, np.float32) for name, value in values.items()}, path)
 
 
-def write_index(directory: Path, files: object) -> None:
-    (directory / INDEX).write_text(json.dumps({"weight_map": files}))
-
-
 @pytest.fixture
 def sharded(tmp_path: Path) -> Path:
     directory = tmp_path / "sharded"
@@ -35,7 +31,7 @@ def sharded(tmp_path: Path) -> Path:
     (directory / "config.json").write_text("{}")
     save(directory / FIRST, a=1.0)
     save(directory / SECOND, b=2.0)
-    write_index(directory, {"a": FIRST, "b": SECOND})
+    (directory / INDEX).write_text(json.dumps({"weight_map": {"a": FIRST, "b": SECOND}}))
     return directory
 
 

@@ -111,17 +111,13 @@ def gpu_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "probe_criu", lambda: Probe("criu", "ok", "4.2"))
 
 
-def _found(tmp_path: Path) -> tuple[dict[str, Probe], dict[str, bool]]:
-    found = probes.run_probes(Cache(tmp_path))
-    return {probe.name: probe for probe in found}, modes.check_modes(found)
-
-
 @pytest.mark.usefixtures("gpu_engine")
 def test_doctor_accepts_a_mig_instance(fake: Fake, tmp_path: Path) -> None:
     fake.add(mig=1)
     fake.add(("NVIDIA H200 MIG 3g.71gb", 0, 0, 0, 60), parent=0)
-    found, ways = _found(tmp_path)
-    assert "MIG 3g.71gb" in found["gpu"].found and ways["fresh"]
+    found = probes.run_probes(Cache(tmp_path))
+    assert "MIG 3g.71gb" in {probe.name: probe.found for probe in found}["gpu"]
+    assert modes.check_modes(found)["fresh"]
 
 
 @pytest.mark.usefixtures("gpu_engine")

@@ -20,7 +20,6 @@ from tools import bundles, tiny_models
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import NoBundleError, UsageError
 from coldstart.models import keys, resolution
-from coldstart.models.inspection import BundleLookup
 from coldstart.system import paths
 from coldstart.system.paths import Cache
 from coldstart.validate import renderers, responses, start, validation
@@ -62,12 +61,6 @@ def materialized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Materialize
     return Materialized(publish(cache, key), directory, Source(cache=cache, offline=True))
 
 
-def explain(
-    bundle: Bundle, lookup: BundleLookup, word: str = "my-model", source: Source | None = None
-) -> list[Finding]:
-    return validation.explain_not_served(bundle, lookup, word, "load", source or Source(cache=lookup.cache))
-
-
 def publish(cache: Cache, key: keys.Key, **sections: object) -> Bundle:
     with Store(cache.bundles).open_draft(key) as draft:
         for name, value in {"kv": bundles.KV, **sections}.items():
@@ -104,10 +97,11 @@ def test_untrusted_bundle_is_not_started(
     typed = replace(materialized.source, model=str(materialized.directory))
     again = f"coldstart validate my-model --level load --model {materialized.directory}"
     # The look-up without arguments takes those of the bundle, of which the hint shows none.
+    bundle, word = materialized.bundle, "my-model"
+    lookup = validation.look_up_bundle(bundle, word, typed)
     for arguments, after in ((), ""), (("--max-model-len=5 12",), " -- '--max-model-len=5 12'"):
         source = replace(typed, vllm_args=arguments)
-        lookup = validation.look_up_bundle(materialized.bundle, "my-model", typed)
-        (finding,) = explain(materialized.bundle, lookup, source=source)
+        (finding,) = validation.explain_not_served(bundle, lookup, word, "load", source)
         assert "is not trusted" in finding.message and "coldstart trust add FILE" in finding.hint
         assert finding.hint.endswith(f", then `{again}{after}`")
 

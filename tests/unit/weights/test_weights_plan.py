@@ -38,11 +38,6 @@ def write(path: Path, tensors: dict[str, bytes]) -> bytes:
     return whole
 
 
-def one(plan: dict[str, Any]) -> dict[str, Any]:
-    (file,) = plan["files"]
-    return dict(file)
-
-
 @examples(60)
 @given(sizes=SIZES, chunk=st.integers(20, 3000))
 def test_every_tensor_and_chunk_is_hashed(sizes: list[int], chunk: int) -> None:
@@ -51,7 +46,7 @@ def test_every_tensor_and_chunk_is_hashed(sizes: list[int], chunk: int) -> None:
         patch.setattr(weights, "CHUNK", chunk)
         whole = write(Path(name) / "model.safetensors", tensors)
         made = weights.build_plan(Path(name))
-    file = one(made)
+    (file,) = made["files"]
     assert file["size"] == len(whole)
     borders = {0, len(whole), *(t["offset"] for t in file["tensors"])}
     borders |= {t["offset"] + t["size"] for t in file["tensors"]}

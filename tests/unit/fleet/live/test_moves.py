@@ -30,11 +30,6 @@ def _ids(lines: list[bytes]) -> list[int]:
     return [int(word) for one in said if one["choices"] for word in one["choices"][0]["text"].split()]
 
 
-def _paced(stage: FleetStage, pause_s: float) -> None:
-    for node in stage.rig.nodes.values():
-        node.servers.pause_s = pause_s
-
-
 def _rank(server: Any) -> int:
     words = list(server.launch.args)
     return int(words[words.index("--node-rank") + 1])
@@ -317,7 +312,8 @@ async def test_drained_server_stops_when_its_streams_have_moved(
 ) -> None:
     """Beside another KV connector, or where coldstart's cannot be used, the new worker computes the KV again."""
     async with fleet(tmp_path) as stage:
-        _paced(stage, 0.02)
+        for node in stage.rig.nodes.values():
+            node.servers.pause_s = 0.02
         for node in stage.rig.nodes.values():
             node.servers.holds_kv = True
         stage.deploy(deployment("a", most=1, words=words))

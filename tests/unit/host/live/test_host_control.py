@@ -86,11 +86,6 @@ async def _command(served: Served, *words: str, code: int = 0) -> str:
     return done.stdout + done.stderr
 
 
-async def _start_command(served: Served, *words: str) -> asyncio.subprocess.Process:
-    command = [sys.executable, "-m", "coldstart.commands.cli", "host", *words, "--url", served.urls[0]]
-    return await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-
-
 def test_commands_control_a_running_host(served: Served) -> None:
     frozen = gc.get_freeze_count()
 
@@ -108,7 +103,8 @@ def test_commands_control_a_running_host(served: Served) -> None:
         assert await _command(served, "unload", "a") == "a is not running\n"
         assert await _command(served, "unload") == "no model to unload\n"
         assert "b is starting" in await _command(served, "load", "b", "--no-wait")
-        following = await _start_command(served, "logs", "b", "-f")
+        follow = f"-m coldstart.commands.cli host logs b -f --url {served.urls[0]}".split()
+        following = await asyncio.create_subprocess_exec(sys.executable, *follow, stdout=subprocess.PIPE)
         assert following.stdout is not None
         assert await following.stdout.readline() == b"b said so\n"
         assert "the host has stopped\n" in await _command(served, "stop")

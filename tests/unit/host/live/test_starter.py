@@ -76,10 +76,6 @@ def starter(tmp_path: Path) -> Iterator[Starter]:
     assert made.process.wait(30) == 0
 
 
-def _all(lease: json_lines.Channel) -> list[dict[str, Any]]:
-    return list(lease.iterate_replies())
-
-
 def test_client_learns_how_to_build_the_bundle_that_a_start_lacks(tmp_path: Path) -> None:
     model, message = str(tmp_path / "model"), _describe_start(tmp_path, args=Arguments(["--seed", "1"]))
     with pytest.raises(NoBundleError) as missing:
@@ -111,7 +107,8 @@ def test_processes_end_with_their_lease_but_outlive_the_starter(starter: Starter
 
 def test_supervisors_that_ended_leave_no_zombie(starter: Starter) -> None:
     with starter.order("ends") as lease:
-        pid = _all(lease)[0]["ready"]["pid"]
+        first, *_ = lease.iterate_replies()
+        pid = first["ready"]["pid"]
     wait_until(lambda: not Path(f"/proc/{pid}").exists())
 
 
