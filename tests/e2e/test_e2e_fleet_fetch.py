@@ -88,26 +88,15 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
                 client.request("stop", directory=made.runtime / name / "coldstart")
 
 
-def _workers(status: Any, model: str) -> list[Any]:
-    return [
-        worker
-        for one in status["models"]
-        if one["name"] == model
-        for group in one["groups"]
-        if group["replaces"] is None
-        for worker in group["workers"]
-    ]
+def _fetched(groups: list[Any]) -> list[Any]:
+    """Return the two workers of the pipeline once both have fetched."""
+    workers = [worker for group in groups if group["replaces"] is None for worker in group["workers"]]
+    return workers if [bool(worker["fetched_bytes"]) for worker in workers] == [True, True] else []
 
 
 def _alone(groups: list[Any]) -> list[str]:
     """Return the server of the only group if it has replaced a pipeline."""
     return [group["workers"][0]["server"] for group in groups if len(groups) == 1 and group["replaces"]]
-
-
-def _fetched(workers: list[Any], count: int) -> list[Any]:
-    """Return the workers once `count` of them have fetched."""
-    done = [worker for worker in workers if worker["fetched_bytes"]]
-    return done if len(done) == count else []
 
 
 def test_a_pipeline_becomes_one_worker_under_its_streams(fleet: Fleet) -> None:
@@ -139,7 +128,7 @@ def test_each_rank_fetches_its_own_layers_and_rest_comes_behind(fleet: Fleet, ch
     checkpoint.deploy(fleet, "split", ttft_s=checkpoint.whole / LINK - 1)
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(fleet.ask, "split")
-        workers, _ = fleet.wait_until(lambda status: _fetched(_workers(status, "split"), 2), PATIENCE_S)
+        workers, _ = fleet.wait_until(lambda status: _fetched(fleet.groups(status, "split")), PATIENCE_S)
         assert [worker["fetched_bytes"] for worker in workers] == list(checkpoint.ranks)
         assert asked.result()["model"] == "split"
     # The full model starts beside one of the ranks, whose tensors are not fetched again.

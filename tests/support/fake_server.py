@@ -50,11 +50,6 @@ class Handler(BaseHTTPRequestHandler):
         return
 
 
-def burn(seconds: float) -> None:
-    while time.process_time() < seconds:
-        pass
-
-
 def daemonize() -> None:
     if os.fork():
         os._exit(0)
@@ -73,7 +68,8 @@ def main() -> None:
     if behaviour == "daemon":
         daemonize()
     if behaviour in ("busy", "daemon"):
-        burn(0.15)
+        while time.process_time() < 0.15:
+            pass
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     if behaviour == "silent":
         time.sleep(3600)

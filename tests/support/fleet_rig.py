@@ -63,13 +63,10 @@ class RigNode:
     heard: asyncio.Task[None] | None = None
     place: tuple[str, int] | None = None
 
-    def _reach(self) -> NodeServers:
+    async def call(self, method: str, *args: Any) -> Any:
         if self.away:
             raise NodeLostError("away")
-        return self.node
-
-    async def call(self, method: str, *args: Any) -> Any:
-        return await getattr(self._reach(), method)(*args)
+        return await getattr(self.node, method)(*args)
 
 
 @dataclass

@@ -69,11 +69,6 @@ class RangeServer:
         with self.lock:
             return list(self._sent)
 
-    def account(self, entry: Sent) -> None:
-        """Add an entry."""
-        with self.lock:
-            self._sent.append(entry)
-
     def total(self, file: str | None = None) -> int:
         """Return the sent bytes of `file` or of all files."""
         return sum(entry.bytes for entry in self.sent if file in (None, entry.file))
@@ -196,7 +191,8 @@ class _Handler(BaseHTTPRequestHandler):
             at = self._copy(file.fileno(), first, last, flips)
             # Counted before the last byte is sent: a client with the complete body finds it counted.
             entry = Sent(name, first, at - first + (at == last))
-            owner.account(entry)
+            with owner.lock:
+                owner._sent.append(entry)
             if at == last and self._copy(file.fileno(), at, last + 1, flips) == at:
                 entry.bytes -= 1
 

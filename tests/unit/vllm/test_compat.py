@@ -154,17 +154,12 @@ def test_modules_are_worked_on_when_imported(tmp_path: Path, monkeypatch: pytest
     assert seen[-1] == 3
 
 
-def _fork() -> None:
-    """Fork a process, as the start of an engine does."""
-    if (pid := os.fork()) == 0:
-        os._exit(0)
-    os.waitpid(pid, 0)
-
-
 def _begun(args: Namespace, config: Any) -> EarlyApplication:
     early = EarlyApplication()
     early.start_building_after_fork(args, config)
-    _fork()
+    if (pid := os.fork()) == 0:  # as the start of an engine does
+        os._exit(0)
+    os.waitpid(pid, 0)
     return early
 
 

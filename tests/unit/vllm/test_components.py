@@ -139,9 +139,6 @@ class Stock:
         assert ladder.before_fetched is not None
         ladder.before_fetched(self.model_runner.model)
 
-    def compile_or_warm_up_model(self) -> str:
-        return "times"
-
 
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> Callable[[LaunchPlan], Any]:
@@ -151,8 +148,8 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Callable[[LaunchPlan], Any]:
 
     def make(plan: LaunchPlan) -> Any:
         monkeypatch.setattr(module.LaunchPlan, "current", lambda: plan)
-        for name in ("init_device", "load_model", "compile_or_warm_up_model"):
-            monkeypatch.setattr(module.CPUWorker, name, getattr(Stock, name), raising=False)
+        for name in ("init_device", "load_model"):
+            monkeypatch.setattr(module.CPUWorker, name, getattr(Stock, name))
         monkeypatch.setattr(module.entry, "register", lambda: None)
         made = module.ColdWorker.__new__(module.ColdWorker)
         made.parallel_config = SimpleNamespace(world_size=1)

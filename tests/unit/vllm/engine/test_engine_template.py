@@ -45,10 +45,6 @@ def start(warm: template_pool.RunningTemplate, *behaviour: str) -> server_proces
     return server_process.await_readiness(process, reader, time.monotonic(), 20)
 
 
-def children(warm: template_pool.RunningTemplate) -> int:
-    return len(next(iter(template_pool.list_templates())).servers)
-
-
 def send_request(connection: Channel, request: object, *descriptors: int) -> None:
     """Send the request of a server as a client does: only the forked server reads it."""
     private = json_lines.create_sealed_memfd(json.dumps(request).encode())
@@ -107,7 +103,7 @@ def test_client_that_disconnects_at_once_leaves_no_server(warm: template_pool.Ru
             send_request(connection, request, 0, 2, 2, writer, reader)
         os.close(reader)
         os.close(writer)
-    wait_until(lambda: children(warm) == 0)
+    wait_until(lambda: not next(iter(template_pool.list_templates())).servers)
     assert not has_ended(start(warm, "serves").process, 0)
 
 
@@ -202,15 +198,8 @@ def test_template_for_a_gpu_imports_its_engine_and_refuses_when_cuda_is_initiali
 
     vLLM's cpu/shm.py, which the CPU worker imports, replaces torch.cuda's streams and events: a GPU engine would use these.
     """
-    command = [
-        sys.executable,
-        "-P",
-        "-c",
-        GPU_TEMPLATE,
-        tiny_models.shared("tiny-opt"),
-        tmp_path,
-        fake_cuda()._name,
-    ]
+    paths = tiny_models.shared("tiny-opt"), tmp_path, fake_cuda()._name
+    command = [sys.executable, "-P", "-c", GPU_TEMPLATE, *paths]
     environment = os.environ | {"LD_LIBRARY_PATH": str(tmp_path)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     (imported,) = (line.split() for line in done.stdout.splitlines() if line.startswith("imported"))

@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -42,12 +43,8 @@ def test_a_region_that_cannot_be_mapped_stays_unmapped(monkeypatch: pytest.Monke
     (region,) = weights.regions()
     weights.unmap(region)
     opened = len(list(Path("/proc/self/fd").iterdir()))
-
-    def fail(*_: object) -> None:
-        raise OSError(12, "no memory")
-
     with monkeypatch.context() as patched:
-        patched.setattr(device, "map_memory", fail)
+        patched.setattr(device, "map_memory", Mock(side_effect=OSError(12, "no memory")))
         with pytest.raises(OSError, match="no memory"):
             weights.map(region)
     assert not weights.is_mapped(region)
