@@ -69,17 +69,13 @@ def _server_output(cache: Cache, behaviour: str, file: Path) -> str:
     return file.read_text()
 
 
-def test_frozen_image_contains_no_secret_of_its_creator(cache: Cache) -> None:
+def test_image_contains_no_secret_and_its_server_uses_environment_and_directory_of_its_caller(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     image = process_snapshot.freeze_runtime(cache, 60)
     assert sum(path.stat().st_size for path in image.iterdir()) > 1 << 20  # memory is among them
     assert [path.name for path in image.iterdir() if b"PLANTED-" in path.read_bytes()] == []
     assert {path.stat().st_mode & 0o777 for path in image.iterdir()} == {0o600}
-
-
-def test_thawed_server_uses_environment_and_directory_of_its_caller(
-    cache: Cache, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    process_snapshot.freeze_runtime(cache, 60)
     monkeypatch.setenv("SAID", "by the caller")
     monkeypatch.chdir(tmp_path)
     assert _server_output(cache, "says", tmp_path / "said").startswith(f"{tmp_path} by the caller")

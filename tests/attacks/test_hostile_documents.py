@@ -168,16 +168,8 @@ def test_fleet_error_and_hint_appear_on_one_line_each(run: Run) -> None:
 
 
 def test_fleet_status_has_a_line_for_each_server_only(run: Run) -> None:
-    gateway = {
-        "url": FORGED,
-        "pid": 1,
-        "uptime_s": 1.0,
-        "requests": 0,
-        "held": 0,
-        "in_flight": 0,
-        "readmitted": 0,
-        "refused": {},
-    }
+    counts = dict.fromkeys(("pid", "uptime_s", "requests", "held", "in_flight", "readmitted"), 0)
+    gateway = {"url": FORGED, "refused": {}, **counts}
     model = {"name": FORGED, "least": 0, "most": 1, "waiting": 0, "error": FORGED, "groups": []}
     found = {"gateway": gateway, "servers": [], "unusable": {FORGED: FORGED}, "models": [model]}
     with answering(lambda c, _: say(c, found)) as server:

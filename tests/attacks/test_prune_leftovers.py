@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -144,10 +145,7 @@ def test_prune_retains_readable_and_newer_bundle(run: Run, store: Store, home: P
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
 def test_host_key_needs_no_hard_links(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "link", Mock(side_effect=OSError(number, os.strerror(number))))
     made = sign.load_host_key(tmp_path)
     assert sign.load_host_key(tmp_path).fingerprint == made.fingerprint
     path = tmp_path / "signing" / "host.pem"
@@ -156,10 +154,7 @@ def test_host_key_needs_no_hard_links(number: int, tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
 def test_publish_reports_missing_locks(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(number, os.strerror(number))))
     with pytest.raises(BundleError) as caught:
         publish(Store(tmp_path / "store"), tmp_path)
     assert caught.value.code == "CS-LOCK" and "--cache-dir" in caught.value.hint
@@ -167,11 +162,7 @@ def test_publish_reports_missing_locks(number: int, tmp_path: Path, monkeypatch:
 
 def test_readers_need_no_file_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = publish(Store(tmp_path / "store"), tmp_path)
-
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks")))
     assert Store(tmp_path / "store").list_bundles() == [made] and check(made) == []
 
 

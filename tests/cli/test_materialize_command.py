@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import yaml
-from coldstart.artifacts import remote
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
 from tools import bundles, tiny_models
@@ -107,17 +106,6 @@ def test_each_format_is_alone_on_stdout(bundle: Bundle, capsys: pytest.CaptureFi
         shown[name] = capsys.readouterr().out
     assert ElementTree.fromstring(shown["junit"]).attrib["failures"] == "1"
     assert shown["github"].startswith("::error title=CS-")
-
-
-def test_a_damaged_bundle_is_whole_after_another_pull(
-    bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bundles.publish(Store(tmp_path / "other"), tmp_path / "scratch")
-    damage(bundle, "kv")
-    assert validate(bundle) == 1
-    assert "hint: fetch the bundle again: coldstart pull ADDRESS;" in capsys.readouterr().out
-    assert remote.pull(Store(bundle.layout.root), str(tmp_path / "other")) == bundle
-    assert validate(bundle) == 0
 
 
 @pytest.mark.vllm

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from coldstart.commands import _serving, cli, up
@@ -60,10 +61,7 @@ def test_a_model_is_served_without_a_bundle_if_none_can_be_built(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def fail(*_: object) -> BundleLookup:
-        raise error
-
-    monkeypatch.setattr(_serving, "build_bundle", fail)
+    monkeypatch.setattr(_serving, "build_bundle", Mock(side_effect=error))
     assert up._ensure_bundle(common, lookup) is lookup
     assert f"warning: no bundle was built: {error}" in capsys.readouterr().err
 

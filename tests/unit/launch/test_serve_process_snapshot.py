@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from coldstart.artifacts import sign
@@ -224,9 +225,7 @@ def test_frozen_plan_contains_no_model_of_the_user(frozen_plans: list[LaunchPlan
 def test_freeze_reports_a_full_disk_and_leaves_no_file(
     frozen_plans: list[LaunchPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
+    full = Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr(process_snapshot, "freeze_template", full)
     with pytest.raises(CommandFailedError, match="No space left on device"):
         process_snapshot.freeze_runtime(Cache.at(), 9)
@@ -268,9 +267,7 @@ def test_image_starts_another_model(start: Callable[..., Server], thawed: FakeTh
 def test_start_is_fresh_with_a_reason_when_the_thawed_template_refuses(
     start: Callable[..., Server], thawed: FakeThawed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuses(image: Path, plan: LaunchPlan) -> FakeThawed:
-        raise LaunchRefusedError("the snapshot was made with /a.py (sha256 0), found 1")
-
+    refuses = Mock(side_effect=LaunchRefusedError("the snapshot was made with /a.py (sha256 0), found 1"))
     monkeypatch.setattr(process_snapshot, "restore_template", refuses)
     document = start("runtime-snapshot").document()
     assert document["mode"] == "fresh" and "/a.py" in document["fallbacks"][0]["reason"]

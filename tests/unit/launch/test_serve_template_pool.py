@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -230,10 +231,7 @@ def test_a_full_disk_prevents_no_start(
     lookup: BundleLookup, plan: LaunchPlan, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_engine("serves")
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
+    full = Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr(template_pool, "start_template", full)
     prepared = prepare(lookup, plan)
     assert prepared.mode is None and "No space left on device" in prepared.failures[0].reason

@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from coldstart.artifacts.store import Store
@@ -297,9 +298,7 @@ def test_bundle_says_why_it_lacks_one(materialization: Assembly, monkeypatch: py
 
 
 def test_failed_proof_publishes_nothing(materialization: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
-    def start() -> dict[str, Any]:
-        raise CommandFailedError("another token")
-
+    start = Mock(side_effect=CommandFailedError("another token"))
     monkeypatch.setattr(materialization, "_run_test_start", start)
     with pytest.raises(CommandFailedError, match="another token"):
         materialization.verify_by_start()
