@@ -3,7 +3,6 @@
 No request may fail: each request can be retried on the other node, and each stream can continue there.
 """
 
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -54,8 +53,7 @@ def _asking(fleet: Fleet, stack: ExitStack) -> list[Asking]:
     """Start requests and streams on both servers and wait until all have begun."""
     asking = [stack.enter_context(Asking(fleet, "a", pause_s=0.3)) for _ in range(4)]
     streaming = stack.enter_context(Streaming(fleet, "a", 12, 400))
-    while not streaming.is_streaming():
-        time.sleep(0.01)
+    wait_until(streaming.is_streaming)
     return asking
 
 

@@ -55,7 +55,12 @@ class _Answer(BaseHTTPRequestHandler):
         said["url"], said["key"] = f"http://{self.headers['Host']}", os.environ["VLLM_API_KEY"]
         if not body.get("stream"):
             time.sleep(body.get("pause_s", 0))
-            self._whole(json.dumps(said).encode(), "application/json")
+            content = json.dumps(said).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
             return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
@@ -79,13 +84,6 @@ class _Answer(BaseHTTPRequestHandler):
         """Send a chunk, so that a killed server differs from one that has ended its response."""
         self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
         self.wfile.flush()
-
-    def _whole(self, body: bytes, kind: str) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None: ...
 

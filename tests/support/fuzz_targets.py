@@ -116,14 +116,10 @@ class _Transport(asyncio.Transport):
     def close(self) -> None:
         self.closed.set()
 
-    def abort(self) -> None:
-        self.closed.set()
-
     def pause_reading(self) -> None:
         """Do nothing: all bytes have arrived."""
 
-    def resume_reading(self) -> None:
-        """Do nothing: all bytes have arrived."""
+    abort, resume_reading = close, pause_reading
 
 
 async def _connect(data: bytes) -> None:

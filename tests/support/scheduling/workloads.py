@@ -128,7 +128,8 @@ class Checked:
         assert not self.scheduler.jobs and not self.scheduler.fresh and len(self.scheduler.ranking) == 0
 
     def _step(self) -> None:
-        wanted = self._wanted() if self._roomy() else None
+        has_room = (self.load.shape.blocks, self.load.shape.slots) == (200, 16)
+        wanted = self._wanted() if has_room else None
         asked = sum(map(self._tokens, wanted or ()))
         before = self.engine.pending_requests()
         output = self.engine.step()
@@ -151,9 +152,6 @@ class Checked:
             missing = {request for request in missing if request.status == RequestStatus.RUNNING}
         spent = output.total_num_scheduled_tokens >= self.load.shape.tokens
         assert spent or not missing, f"chosen but not run: {sorted(r.request_id for r in missing)}"
-
-    def _roomy(self) -> bool:
-        return self.load.shape.blocks == 200 and self.load.shape.slots == 16
 
     def _wanted(self) -> set[str]:
         scheduler = self.scheduler

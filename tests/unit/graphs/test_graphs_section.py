@@ -94,10 +94,8 @@ def test_a_gpu_sizes_its_kv_cache_through_a_plan_for_each_rank(
     # A server that may use half of the GPU less has that much less KV, whatever other processes hold of the rest.
     monkeypatch.setattr(nvml, "list_gpus", lambda: [nvml.Gpu("H", None, "9.0", 1000, "580")])
     cut = PLAN | {"kv_cache_memory_bytes": 200, "free_memory_baseline": 420}
-    assert prepared(bundle, place, "--gpu-memory-utilization", "0.42").engine.kv_plan == [
-        cut,
-        cut | {"rank": 1},
-    ]
+    limited = prepared(bundle, place, "--gpu-memory-utilization", "0.42")
+    assert limited.engine.kv_plan == [cut, cut | {"rank": 1}]
 
 
 @pytest.mark.usefixtures("on_gpu")
@@ -273,10 +271,7 @@ def test_graphs_over_moving_memory_are_refused_alone(here: Here, tmp_path: Path,
         offline.run_offline_phase(tmp_path, Rounds(here, steps=STEPS, step=_moving("semaphore", at)))
     )
     assert sorted(found.graphs) == sorted(KEYS[1:]) and list(found.refused) == KEYS[:1]
-    assert all(
-        "restored and the captured graph have different outputs" in reason
-        for reason in found.refused.values()
-    )
+    assert "restored and the captured graph have different outputs" in found.refused[KEYS[0]]
     with pytest.raises(NotProvenError, match="no graph could be verified"):
         offline.run_offline_phase(tmp_path / "all", Rounds(here, steps=STEPS, step=_moving("table", at)))
 

@@ -195,10 +195,8 @@ def test_a_manifest_that_vllm_writes_is_read(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     manifest.write_manifest_atomic(tmp_path, written)
     read = canonical.read_json(tmp_path / "manifest.json")
-    assert gpu_starts.find_difference(read, engine, COMMIT) is None and gpu_starts.read_process_ids(read) == [
-        7,
-        9,
-    ]
+    assert gpu_starts.find_difference(read, engine, COMMIT) is None
+    assert gpu_starts.read_process_ids(read) == [7, 9]
 
 
 @pytest.mark.parametrize(

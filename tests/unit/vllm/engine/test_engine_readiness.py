@@ -95,26 +95,23 @@ def _report(read_lines: ReadLines, readiness: Readiness) -> dict[str, Any]:
     return report
 
 
-def test_wrong_token_is_reported_before_the_server_listens(read_lines: ReadLines) -> None:
-    readiness = Readiness(LaunchPlan([], canary=CANARY), Engine(9), has_reporting_workers=False)
-    assert READY_FD_ENV not in os.environ
-    assert _run(readiness.check_canary()) is False
-    (report,) = read_lines() or []
-    assert report["canary"] is False and report["tokens"] == [9]
-    _run(readiness.report_ready())
-    assert read_lines() == []
-
-
 GRAPHS = LaunchPlan([], canary=CANARY, engine=EngineTask(restore=Path("/unpacked")))
 
 
-def test_wrong_later_token_of_restored_graphs_is_reported_before_listening(read_lines: ReadLines) -> None:
-    """The first token comes from a prefill and would not detect a wrong decode graph."""
-    engine = Engine(7, **{WORKER_REPORT: [_answer()]})
-    engine.later = [0]
-    assert _run(Readiness(GRAPHS, engine, has_reporting_workers=False).check_canary()) is False
+@pytest.mark.parametrize(("plan", "tokens"), [(LaunchPlan([], canary=CANARY), [9]), (GRAPHS, [7, 0])])
+def test_wrong_token_is_reported_before_the_server_listens(
+    read_lines: ReadLines, plan: LaunchPlan, tokens: list[int]
+) -> None:
+    """Of restored graphs, the first token comes from a prefill and would not detect a wrong decode graph."""
+    engine = Engine(tokens[0], **{WORKER_REPORT: [_answer()]})
+    engine.later = tokens[1:]
+    readiness = Readiness(plan, engine, has_reporting_workers=False)
+    assert READY_FD_ENV not in os.environ
+    assert _run(readiness.check_canary()) is False
     (report,) = read_lines() or []
-    assert report["canary"] is False and report["tokens"] == [7, 0]
+    assert report["canary"] is False and report["tokens"] == tokens
+    _run(readiness.report_ready())
+    assert read_lines() == []
 
 
 def test_restored_graphs_answer_all_tokens(read_lines: ReadLines) -> None:

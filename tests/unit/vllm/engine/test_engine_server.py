@@ -201,22 +201,17 @@ def test_exit_with_error_runs_the_exit_functions_and_ends_with_the_traceback() -
 
 
 @pytest.mark.parametrize(
-    ("given", "offline"),
-    [
-        ({"HF_HUB_OFFLINE": "1"}, True),
-        ({"TRANSFORMERS_OFFLINE": "yes"}, True),
-        ({"HF_HUB_OFFLINE": "0"}, False),
-    ],
+    ("given", "value", "offline"),
+    [("HF_HUB_OFFLINE", "1", True), ("TRANSFORMERS_OFFLINE", "yes", True), ("HF_HUB_OFFLINE", "0", False)],
 )
 def test_renew_sets_the_offline_switch_of_the_hub(
-    given: dict[str, str], offline: bool, monkeypatch: pytest.MonkeyPatch
+    given: str, value: str, offline: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     constants = SimpleNamespace(HF_HUB_OFFLINE=not offline)
     monkeypatch.setitem(sys.modules, "huggingface_hub.constants", constants)  # type: ignore[arg-type]
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(given, value)
     server.reapply_environment()
     assert constants.HF_HUB_OFFLINE is offline
 
