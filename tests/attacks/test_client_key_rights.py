@@ -254,14 +254,9 @@ async def test_foreign_page_gets_no_consent_to_send_json(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("path", ["/status", "/logs/a", "/metrics", "/v1/models", "/ui"])
 async def test_rebound_name_reads_nothing(tmp_path: Path, path: str) -> None:
+    foreign = ("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost.evil.example", "")
     async with attack(tmp_path) as stage:
-        for name in (
-            "evil.example",
-            "evil.example:8000",
-            "127.0.0.1.evil.example",
-            "localhost.evil.example",
-            "",
-        ):
+        for name in foreign:
             status, text = await ask(stage, path, Host=name)
             assert status == 421 and "good" not in text
         for name in ("localhost", "LOCALHOST:8000", "127.0.0.1", "[::1]:8000", "localhost."):

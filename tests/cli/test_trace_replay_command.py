@@ -1,7 +1,6 @@
 """coldstart trace-replay: both targets, the reports it writes, and its exit codes."""
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -70,15 +69,8 @@ def test_simulated_schedulers_are_compared_at_each_rate_in_every_report(
 def test_servers_take_turns_in_rounds_and_are_compared(run: Run, trace: Path, home: Path) -> None:
     with running(FakeServer()) as fast, running(FakeServer(gap_s=0.05)) as slow:
         urls = [f"http://127.0.0.1:{server.port}" for server in (slow, fast)]
-        given = [
-            "--target",
-            urls[0],
-            "--target",
-            urls[1],
-            "--rounds=3",
-            "--slo=ttft=0.04,tpot=9",
-            "--limit=4",
-        ]
+        targets = [f"--target={url}" for url in urls]
+        given = [*targets, "--rounds=3", "--slo=ttft=0.04,tpot=9", "--limit=4"]
         reports = [f"--export={form}=out.{form}" for form in ("csv", "html", "markdown", "json")]
         done = run("trace-replay", str(trace), *given, *reports)
     found = json.loads((home / "out.json").read_text())
@@ -168,20 +160,9 @@ def test_dead_target_exits_1_with_the_report(run: Run, trace: Path) -> None:
 def test_ctrl_c_writes_the_partial_report(trace: Path, home: Path) -> None:
     with running(FakeServer()) as server:
         url = f"http://127.0.0.1:{server.port}"
-        program = [
-            sys.executable,
-            "-m",
-            "coldstart.commands.cli",
-            "trace-replay",
-            str(trace),
-            "--target",
-            url,
-        ]
-        child = subprocess.Popen(
-            [*program, "--speedup", "0.001", "--format", "json", "-o", "part.json"],
-            cwd=home,
-            env=dict(os.environ),
-        )
+        given = ["--target", url, "--speedup", "0.001", "--format", "json", "-o", "part.json"]
+        program = [sys.executable, "-m", "coldstart.commands.cli", "trace-replay", str(trace)]
+        child = subprocess.Popen([*program, *given], cwd=home)
         threading.Thread(target=_interrupt_once_asked, args=(server, child), daemon=True).start()
         assert child.wait(60) == 130
     found = json.loads((home / "part.json").read_text())
@@ -213,14 +194,7 @@ def test_host_simulation_of_two_models_that_do_not_fit_together(run: Run, trace:
     assert (found["kind"], found["requests"], found["causes"]) == ("simulated host", 10, [])
     assert {name: row["requests"] for name, row in found["models"].items()} == {"small": 5, "large": 5}
     assert found["counts"]["starts"] >= 2 and found["counts"]["peak_memory_bytes"] == 18 << 30
-    reports = [
-        "--export",
-        "html=host.html",
-        "--export",
-        "csv=host.csv",
-        "--slo",
-        "ttft=100,tpot=9,normalized=99",
-    ]
+    reports = ["--export=html=host.html", "--export=csv=host.csv", "--slo=ttft=100,tpot=9,normalized=99"]
     shown = run(*given, *reports).stdout
     assert "policy iam, starts" in shown and "goodput per s " in shown and "SLO attainment 100.0%" in shown
     assert all(label in shown for label in ("TTFT", "TPOT", "per token"))

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from coldstart.artifacts import files, sign
@@ -138,12 +139,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MiB."""
     place = tmp_path / "disk"
     place.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
     if made.returncode:
         pytest.skip(f"a small file system cannot be mounted: {made.stderr.strip()}")
     yield place
@@ -181,12 +178,8 @@ def test_prune_that_cannot_write_the_index_is_completed_by_the_next(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, new = (_publish_noise(store, tmp_path, seed) for seed in (1, 2))
-
-    def full(path: Path, data: bytes) -> None:
-        raise NoSpaceError("no space left")
-
     with monkeypatch.context() as patch, pytest.raises(NoSpaceError):
-        patch.setattr(files, "write_atomic", full)
+        patch.setattr(files, "write_atomic", Mock(side_effect=NoSpaceError("no space left")))
         prune(store.layout, keep=1)
     assert store.list_bundles() == [old, new] and check(new) == []
     assert [finding.code for finding in check(old)] == ["CS-BLOB-MISSING"]

@@ -5,16 +5,17 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from support.fake_launcher import FakeLauncher as Fake
 
 from benchmarks.gpu import plan
 from coldstart.bench import benchmark, measure, result, run_order
-from coldstart.bench.measure import RunSettings, SteadyState
+from coldstart.bench.measure import RunSettings
 from coldstart.bench.runner import Bench
 from coldstart.errors import CommandFailedError, NoBundleError
-from coldstart.launch.completions import CompletionClient, CompletionFailedError
+from coldstart.launch.completions import CompletionFailedError
 from coldstart.system.devices import nvml
 from coldstart.validate import launchers
 from coldstart.validate.launch import Launcher, ModeUnavailableError, RunFiles
@@ -69,9 +70,7 @@ def test_bench_reports_all_modes(settings: RunSettings, tmp_path: Path) -> None:
 def test_server_that_dies_after_its_start_fails_alone(
     settings: RunSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(one: CompletionClient, *_: object) -> SteadyState:
-        raise CompletionFailedError("broken off")
-
+    fail = Mock(side_effect=CompletionFailedError("broken off"))
     monkeypatch.setattr(measure, "measure_steady_state", fail)
     settings = RunSettings(settings.prompts, 4, 20.0, measure_steady_state=True)
     document, _ = bench([Fake("vllm-warm"), Fake("fresh")], settings, tmp_path, runs=1)

@@ -121,14 +121,8 @@ class ExactLink:
 def ledger_run(random: Random) -> tuple[int, int, float, float]:
     """Return admitted and refused claims, the least slack in seconds, and the relative error of the bytes."""
     rate = random.randint(1, 50) * 10**8
-    reservations, exact, deadlines, now, asked = (
-        BandwidthReservations(rate),
-        ExactLink(rate),
-        dict[str, Fraction](),
-        0.0,
-        0,
-    )
-    refused = 0
+    reservations, exact, deadlines = BandwidthReservations(rate), ExactLink(rate), dict[str, Fraction]()
+    now, asked, refused = 0.0, 0, 0
     for number in range(random.randint(1, 15)):
         now += random.choice([0.0, random.expovariate(0.3)])
         exact.advance(Fraction(now))

@@ -167,19 +167,11 @@ def _settings(**given: object) -> HostSettings:
 
 def test_one_swap_by_hand() -> None:
     """a starts from 0 to 5 and serves to 7; b arrives at 1 and waits for its eviction: b serves from 14."""
-    asked = [
-        SimulatedRequest(0.0, "a", 2.0),
-        SimulatedRequest(1.0, "b", 2.0),
-        SimulatedRequest(30.0, "b", 2.0),
-    ]
+    asked = [SimulatedRequest(at, model, 2.0) for at, model in ((0.0, "a"), (1.0, "b"), (30.0, "b"))]
     done = simulate(asked, [A, B], _settings())
     assert [(one.sent_s, one.cold) for one in done.records] == [(5.0, True), (14.0, True), (30.0, False)]
-    assert [done.counts[name] for name in ("starts", "departures", "start_s", "peak_memory_bytes")] == [
-        2,
-        1,
-        12.0,
-        10,
-    ]
+    counts = [done.counts[name] for name in ("starts", "departures", "start_s", "peak_memory_bytes")]
+    assert counts == [2, 1, 12.0, 10]
     assert done.duration_s == 32.0
 
 

@@ -130,13 +130,8 @@ def test_auto_names_a_template_that_died(started: Started, template: Template) -
     document = started("auto").document()
     assert document["mode"] == "fresh" and document["fast_path"]["mode"] is False
     assert [step["section"] for step in document["fallbacks"]] == ["template-engine"]
-    assert [step["section"] for step in document["absent"]] == [
-        "standby",
-        "parked",
-        "snapshot",
-        "template-runtime",
-        "runtime-snapshot",
-    ]
+    absent = [step["section"] for step in document["absent"]]
+    assert absent == ["standby", "parked", "snapshot", "template-runtime", "runtime-snapshot"]
 
 
 def test_find_mode_lists_templates_once_per_mode(

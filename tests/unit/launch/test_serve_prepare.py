@@ -60,10 +60,8 @@ def test_complete_bundle_is_used(publish: Publish, model: ResolvedModel) -> None
 def test_compiled_code_that_could_not_be_made_is_missing_for_that_reason(
     store: Store, model: ResolvedModel
 ) -> None:
-    signer, stages = (
-        sign.load_host_key(paths.state_dir()),
-        {inspection.NOT_MADE: {"compile": "PicklingError"}},
-    )
+    signer = sign.load_host_key(paths.state_dir())
+    stages = {inspection.NOT_MADE: {"compile": "PicklingError"}}
     bundle = publish_sections(store, signer=signer, kv=KV, modelinfo={"canary": CANARY}, stages=stages)
     assert reasons(prepare_plan(bundle, model)) == {
         "compile": "the bundle has no compiled code: PicklingError"

@@ -136,12 +136,6 @@ def test_wait_returns_the_exit_code_after_each_report() -> None:
 FakeEngine = Callable[[str], None]
 
 
-def acknowledged(behaviour: str, log: Path, timeout: float | None = 20) -> server_process.ReadyServer:
-    with log.open("wb") as output:
-        process, reader = server_process.start_fresh(LaunchPlan([behaviour, "--port", "9"]), output)
-    return server_process.await_readiness(process, reader, time.monotonic(), timeout)
-
-
 @pytest.mark.parametrize(
     ("behaviour", "cause", "hint"),
     [
@@ -153,8 +147,10 @@ def test_end_of_the_engine_has_its_cause(
     fake_engine: FakeEngine, tmp_path: Path, behaviour: str, cause: str, hint: str | None
 ) -> None:
     fake_engine(behaviour)
+    with (tmp_path / "log").open("wb") as output:
+        process, reader = server_process.start_fresh(LaunchPlan([behaviour, "--port", "9"]), output)
     with pytest.raises(CommandFailedError, match=f"before it was ready: {cause}") as caught:
-        acknowledged(behaviour, tmp_path / "log")
+        server_process.await_readiness(process, reader, time.monotonic(), 20)
     assert (caught.value.hint is None) if hint is None else (hint in str(caught.value.hint))
 
 

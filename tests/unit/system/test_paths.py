@@ -6,6 +6,7 @@ import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 from uuid import uuid4
 
 import pytest
@@ -87,10 +88,6 @@ def test_a_directory_that_its_owner_removes_is_passed_over(
         assert own.exists() and not removed.exists()
 
 
-def _forbid(place: Path) -> None:
-    place.chmod(0o777)
-
-
 def _give_away(place: Path) -> None:
     if os.getuid() != 0:
         pytest.skip("giving a directory to another user needs root")
@@ -102,7 +99,7 @@ def _replace_by_file(place: Path) -> None:
     place.write_text("")
 
 
-@pytest.mark.parametrize("spoil", [_forbid, _give_away, _replace_by_file])
+@pytest.mark.parametrize("spoil", [lambda place: place.chmod(0o777), _give_away, _replace_by_file])
 @pytest.mark.parametrize("variable", ["TMPDIR", "XDG_RUNTIME_DIR"])
 def test_an_unsafe_place_is_replaced_and_stays_as_it_is(
     place: Path, monkeypatch: pytest.MonkeyPatch, variable: str, spoil: Callable[[Path], None]
@@ -145,11 +142,7 @@ def test_without_private_place_every_reason_is_reported(place: Path, monkeypatch
 @pytest.fixture
 def homeless(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Be a user without a home directory, as with a random user id in a container."""
-
-    def unknown(uid: int) -> None:
-        raise KeyError(uid)
-
-    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.setattr(pwd, "getpwuid", Mock(side_effect=KeyError))
     for name in ("HOME", "COLDSTART_CACHE_DIR", "XDG_CACHE_HOME", "XDG_STATE_HOME", "HF_HOME"):
         monkeypatch.delenv(name, raising=False)
     return place

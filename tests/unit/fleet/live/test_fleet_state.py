@@ -53,10 +53,8 @@ def test_state_refuses_a_foreign_file(tmp_path: Path, text: str) -> None:
 
 def test_limits_as_they_are_typed() -> None:
     metrics = ("ttft", "tpot")
-    assert parse_slo("", metrics) == {} and parse_slo("tpot=0.1,ttft=2", metrics) == {
-        "ttft": 2.0,
-        "tpot": 0.1,
-    }
+    assert parse_slo("", metrics) == {}
+    assert parse_slo("tpot=0.1,ttft=2", metrics) == {"ttft": 2.0, "tpot": 0.1}
     for wrong in ("ttft", "ttft=0", "ttft=nan", "latency=1", "ttft=x", "tpot="):
         with pytest.raises(UsageError, match="expected METRIC=SECONDS") as caught:
             parse_slo(wrong, metrics)

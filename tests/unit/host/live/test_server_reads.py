@@ -213,10 +213,7 @@ def test_loggers_of_libraries_write_json_lines(monkeypatch: pytest.MonkeyPatch) 
         asyncio.error("%d", "no number")
     uvicorn.error("after the block")
     lines = [json.loads(line) for line in sink.getvalue().splitlines()]
-    assert [line["text"] for line in lines] == [
-        "Exception in ASGI application",
-        "Task was never retrieved",
-        "%d",
-    ]
+    texts = [line["text"] for line in lines]
+    assert texts == ["Exception in ASGI application", "Task was never retrieved", "%d"]
     assert lines[0]["logger"] == "uvicorn.error" and lines[0]["error"].startswith("RuntimeError: two\nlines")
     assert "geheim" not in sink.getvalue()
