@@ -84,11 +84,6 @@ def make_request(name: str, prompt: list[int], output: int, priority: int = 0) -
     return virtual_engine.make_request(name, prompt, output, BLOCK, priority)
 
 
-def digested(value: int, token: int) -> int:
-    """Return the digest of a prefix with one more token."""
-    return (value * 1000003 + token + 1) & 0xFFFFFFFFFFFF
-
-
 def expected(prompt: list[int], output: int) -> list[int]:
     """Return the next token: the digest of the prefix modulo the vocabulary."""
     held = Held.build(prompt, [])
@@ -161,7 +156,8 @@ class Held:
 
     def append(self, token: int) -> None:
         self.tokens.append(token)
-        self.digests.append(digested(self.digests[-1] if self.digests else 17, token))
+        digest = self.digests[-1] if self.digests else 17
+        self.digests.append((digest * 1000003 + token + 1) & 0xFFFFFFFFFFFF)
 
 
 class Rank:

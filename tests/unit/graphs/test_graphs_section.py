@@ -5,6 +5,7 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from coldstart.artifacts import sign
@@ -123,10 +124,7 @@ def test_materialize_makes_the_section_or_omits_it(tmp_path: Path, here: dict[st
         assembly.build_graphs_section(tmp_path / "out", tmp_path / "work", Rounds(here), Arguments()) is None
     )
     assert (tmp_path / "out" / "proof.json").exists()
-
-    def fail(name: str, task: EngineTask) -> None:
-        raise CommandFailedError("the engine ended with exit code 1")
-
+    fail = Mock(side_effect=CommandFailedError("the engine ended with exit code 1"))
     reason = assembly.build_graphs_section(tmp_path / "none", tmp_path / "again", fail, Arguments())
     assert "exit code 1" in str(reason) and not (tmp_path / "none").exists()
 

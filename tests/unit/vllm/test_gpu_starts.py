@@ -104,20 +104,15 @@ def _lines() -> dict[str, list[str]]:
     }
 
 
-@pytest.fixture(scope="module")
-def verdicts() -> dict[str, dict[str, Any]]:
-    """Return what vLLM makes of each command line."""
+@pytest.mark.vllm
+def test_vllm_parses_our_command_lines_and_has_our_limits() -> None:
     lines = _lines()
     done = subprocess.run(
         [sys.executable, "-c", VLLM], input=json.dumps(list(lines.values())), capture_output=True, text=True,
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    return dict(zip(lines, json.loads(done.stdout.splitlines()[-1]), strict=True))
-
-
-@pytest.mark.vllm
-def test_our_limits_are_those_of_vllm(verdicts: dict[str, dict[str, Any]]) -> None:
+    verdicts = dict(zip(lines, json.loads(done.stdout.splitlines()[-1]), strict=True))
     for name, words in (LIMITED | FREE).items():
         ours = gpu_starts.find_snapshot_limit(Arguments(words), REPOSITORY, COMMIT, {})
         assert ("error" in verdicts[name]) == (ours is not None) == (name in LIMITED), (
@@ -127,10 +122,6 @@ def test_our_limits_are_those_of_vllm(verdicts: dict[str, dict[str, Any]]) -> No
         )
         assert ours is None or all(ours)
     assert "error" in verdicts["no commit"]
-
-
-@pytest.mark.vllm
-def test_vllm_parses_our_command_lines(verdicts: dict[str, dict[str, Any]]) -> None:
     for name, words in FREE.items():
         expected = {"directory": "/s", "model": REPOSITORY, "revision": COMMIT, "engine": _engine(words)}
         assert verdicts[name] == expected
