@@ -108,7 +108,6 @@ class NodeServers:
         key = messages.find_server_key(order.launch.args) or secrets.token_hex(32)
         place = self.host, find_free_port(self.host)
         listen = ("--host", self.host, "--port", str(place[1]))
-        # Use a unique name for the fetch: the prefetcher may outlive the server and this actor.
         rate_limit = self._limit_fetch(order) if order.launch.weights_from else None
         try:
             env = {str(environment.VLLM_API_KEY): key, **self._get_shared_weights_env(order)}
@@ -137,6 +136,7 @@ class NodeServers:
         held = None
         if not self.selects_device and (rank := self.processes.get(order.rank.beside)) is not None:
             held = rank.order.rank.size + int(READ_AHEAD * order.rank.size)
+        # The name is unique, because the prefetcher may outlive the server and this actor.
         name, beside = f"{order.rank.worker} {uuid4().hex}", bool(order.rank.beside)
         return LimitedFetch(name, order.rate, beside, order.master is None, held)
 

@@ -13,7 +13,6 @@ import mmap
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from threading import Condition, Thread
 from time import monotonic
@@ -148,9 +147,8 @@ class Fetcher:
             PrefetchRefusedError: The plan lacks a tensor, or all leases would need more than the memory budget.
         """
         wanted = self.layout.select_checks(names)
-        new = [
-            *chain(*(self.board.list_checks(one, wanted) for one in (CheckState.UNWANTED, CheckState.FREED)))
-        ]
+        missing = (CheckState.UNWANTED, CheckState.FREED)
+        new = [number for state in missing for number in self.board.list_checks(state, wanted)]
         needed = self.board.wanted_bytes + self.layout.count_bytes(new)
         if self.region is not None and new and needed > self.budget:
             raise PrefetchRefusedError(
@@ -186,12 +184,8 @@ class Fetcher:
         """Free the memory of a tensor that the lease's client has loaded, unless another client may still read it."""
         readers = self.leases.keys() - self._early - {lease}
         run = self.layout.tensors.get(name, range(0))
-        if (
-            self.region is None
-            or readers
-            or not run
-            or len(self.board.list_checks(CheckState.READY, run)) < len(run)
-        ):
+        is_ready = len(self.board.list_checks(CheckState.READY, run)) == len(run)
+        if self.region is None or readers or not run or not is_ready:
             return
         self.board.set_state(run, CheckState.FREED)
         file, start = self.layout.checks[run.start].file, self.layout.checks[run.start].start

@@ -26,7 +26,7 @@ class Lease:
     ) -> None:
         self.wanted, self.background, self.most_held_bytes = wanted, background, most_held_bytes
         self.done = 0
-        """Number of checks at the beginning of `wanted` that are ready or failed."""
+        """Number of checks at the beginning of `wanted` that are ready, failed or freed."""
 
 
 class FetchSchedule:
