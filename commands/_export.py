@@ -5,15 +5,26 @@ the previous file unchanged.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from coldstart.artifacts.files import open_replacement
 from coldstart.commands._output import Output, format_table
 
 from coldstart.bench.report import FORMATS, Report
 from coldstart.errors import UsageError
+
+Export = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--export",
+        metavar="FORMAT[=FILE]",
+        help="Print the result as json, csv, html or markdown, or write it to a file with FORMAT=FILE. Repeatable.",
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -24,9 +35,9 @@ class ExportTargets:
     files: Mapping[Path, str] = field(default_factory=dict)
 
     @classmethod
-    def parse(cls, values: Sequence[str]) -> "ExportTargets":
+    def parse(cls, values: Export) -> "ExportTargets":
         """Parse the values of --export. Raises UsageError if a format is unknown or a file cannot be written."""
-        pairs = [value.partition("=")[::2] for value in values]
+        pairs = [value.partition("=")[::2] for value in values or ()]
         for form, file in pairs:
             _check_export(form, file)
         results = [form for form, file in pairs if not file]

@@ -168,8 +168,11 @@ _CACHE_DIR = typer.Option(
 )
 
 
+_FORMAT = _unbound_option("--format", help="Format of the result.")
+
+
 def _common(
-    format: Annotated[Format, _unbound_option("--format", help="Format of the result.")] = "text",
+    format: Annotated[Format, _FORMAT] = "text",
     output: Annotated[
         Path | None,
         _unbound_option(
@@ -197,32 +200,20 @@ def _common(
     return Output(format, output, quiet, verbose, progress), offline, Cache.at(cache_dir)
 
 
-def _exporting(
-    export: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--export",
-            metavar="FORMAT[=FILE]",
-            help="Print the result as json, csv, html or markdown, or write it to a file with FORMAT=FILE. Repeatable.",
-        ),
-    ] = None,
-) -> tuple[list[str] | None]:
-    return (export,)
-
-
 # Parameters of a command that are assembled from several options.
-_ASSEMBLED = ("common", "choice", "choices", "exports", "endpoint")
+_ASSEMBLED = ("common", "choice", "choices")
 SHARED = tuple(inspect.signature(_common).parameters)
 
 
-def group(text: str | None) -> typer.Typer:
-    """Create a command group. `text` is its help text."""
+def group(text: str | None, **more: Any) -> typer.Typer:
+    """Create a command group. `text` is its help text, and `more` contains further arguments of `typer.Typer`."""
     return typer.Typer(
         rich_markup_mode=None,
         add_completion=False,
         pretty_exceptions_enable=False,
         no_args_is_help=True,
         help=text,
+        **more,
     )
 
 
@@ -231,8 +222,7 @@ def command(
     takes_vllm_args: bool = False,
     chooses_scheduler: bool = False,
     compares_schedulers: bool = False,
-    exports: bool = False,
-    listens: bool = False,
+    formats: Any = Format,
     **structs: object,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that turns a function into a command with the common options.
@@ -241,8 +231,7 @@ def command(
         takes_vllm_args: Accept vLLM arguments after ``--``, which are rejected otherwise.
         chooses_scheduler: Add the scheduler options; the function receives them as ``choice``.
         compares_schedulers: Add repeatable scheduler options; the function receives ``choices``.
-        exports: Add ``--export``; the function receives ``exports``.
-        listens: Add the options of a gateway; the function receives ``endpoint``.
+        formats: Literal type of the values of ``--format``.
         structs: Maps a parameter of the function to a dataclass, or to an instance that supplies defaults. Its declared
             settings become options. The parameter receives those that have a value.
     """
@@ -271,14 +260,6 @@ def command(
                     given["choice"] = settings.SchedulerSettings(**named)
                 else:
                     given["choices"] = _list_choices(**named)
-            if exports:
-                from coldstart.commands._export import ExportTargets
-
-                given["exports"] = ExportTargets.parse(given.pop("export") or [])
-            if listens:
-                from coldstart.commands import _listen
-
-                given["endpoint"] = _listen.create_endpoint(given, common[0])
             given |= {name: take_settings(struct, given) for name, struct in structs.items()}
             with dry_run() if given.get("dry_run") else nullcontext():
                 function(Common(*common, rest, ctx.obj is not None, typed), **given)
@@ -286,10 +267,6 @@ def command(
         own = [one for one in list_parameters(function) if one.name not in {*_ASSEMBLED, *structs}]
         for struct in structs.values():
             own += declare_settings(struct, list_settings(struct))
-        if listens:
-            from coldstart.commands import _listen
-
-            own += _listen.list_options()
         own = _declared.add_file_options(own)
         if chooses_scheduler or compares_schedulers:
             from coldstart.scheduling import settings
@@ -300,8 +277,9 @@ def command(
                 settings.list_command_options(with_live_only=takes_vllm_args),
                 policy=policy,
             )
-        own += list_parameters(_exporting) if exports else []
-        _declare(run, [*own, *list_parameters(_common)])
+        format_option, *shared = list_parameters(_common)
+        format_option = format_option.replace(annotation=Annotated[formats, _FORMAT])
+        _declare(run, [*own, format_option, *shared])
         run.__dict__["takes_vllm_args"] = takes_vllm_args
         return run
 

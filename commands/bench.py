@@ -6,7 +6,7 @@ Each round starts every mode once. The exit code is 1 if tokens differ, a mode f
 
 from typing import Any
 
-from coldstart.commands._export import ExportTargets, write_report
+from coldstart.commands._export import Export, ExportTargets, write_report
 from coldstart.commands._options import Common, Model
 from coldstart.commands._options import command as declare
 
@@ -16,9 +16,10 @@ from coldstart.bench.run_order import BenchOptions
 from coldstart.errors import CommandFailedError
 
 
-@declare(takes_vllm_args=True, exports=True, settings=BenchOptions)
-def command(common: Common, exports: ExportTargets, settings: dict[str, Any], model: Model) -> None:
+@declare(takes_vllm_args=True, settings=BenchOptions)
+def command(common: Common, settings: dict[str, Any], model: Model, export: Export = None) -> None:
     """Run the benchmark, write the exports, print the report, and fail if a check failed."""
+    exports = ExportTargets.parse(export)
     request = BenchOptions(model, common.vllm_args, offline=common.offline, cache=common.cache, **settings)
     with common.out.show_phase("measure cold starts") as step:
         document = run(request, step, lambda document: exports.write_partial(starts.build_report(document)))

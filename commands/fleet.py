@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from coldstart.commands._listen import create_endpoint
 from coldstart.commands._options import Common, Model, OnMissing, group
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import escape_line, format_bytes
 
 from coldstart.errors import UsageError
 from coldstart.fleet.specification import DeployOptions, FleetSettings, ServerSpec
-from coldstart.host.endpoint import GatewayEndpoint
+from coldstart.host.endpoint import GatewayEndpoint, GatewayLimits
 
 if TYPE_CHECKING:
     from coldstart.commands._client import ServerClient
@@ -37,12 +38,18 @@ NewKey = Annotated[
 
 
 @app.command()
-@declare(listens=True, settings=FleetSettings(max_held=1024), server=ServerSpec)
+@declare(
+    settings=FleetSettings(max_held=1024),
+    server=ServerSpec,
+    gateway=GatewayEndpoint(),
+    limits=GatewayLimits(),
+)
 def up(
     common: Common,
-    endpoint: GatewayEndpoint,
     settings: dict[str, Any],
     server: dict[str, Any],
+    gateway: dict[str, Any],
+    limits: dict[str, Any],
     address: Annotated[
         str | None,
         typer.Option(
@@ -64,6 +71,7 @@ def up(
     """Run the gateway of a fleet. It uses a new or an existing Ray cluster."""
     from coldstart.fleet.live import ray_process
 
+    endpoint = create_endpoint(gateway, limits, common.out)
     ray_process.require_ray()
     spec = _create_server_spec(server) if "memory" in server else None
     if address is not None and spec is not None:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from coldstart.commands import _host_live
-from coldstart.commands._options import Common
+from coldstart.commands._listen import create_endpoint
+from coldstart.commands._options import Common, group
 from coldstart.commands._options import command as declare
 from typer.core import TyperGroup
 
 from coldstart.contract import environment
 from coldstart.errors import UsageError
-from coldstart.host.endpoint import GatewayEndpoint
+from coldstart.host.endpoint import GatewayEndpoint, GatewayLimits
 from coldstart.host.specification import HostSettings
 
 if TYPE_CHECKING:
@@ -33,23 +34,20 @@ class _HostGroup(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(
+app = group(
+    __doc__,
     cls=_HostGroup,
-    rich_markup_mode=None,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    no_args_is_help=True,
-    help=__doc__,
     epilog="coldstart host MODEL... is short for coldstart host run MODEL..., which also accepts a MODEL named like a command.",
 )
 
 
 @app.command(RUN, help="Run the host until it is stopped. This is the default command.")
-@declare(takes_vllm_args=True, listens=True, settings=HostSettings)
+@declare(takes_vllm_args=True, settings=HostSettings, gateway=GatewayEndpoint(), limits=GatewayLimits())
 def run(
     common: Common,
-    endpoint: GatewayEndpoint,
     settings: dict[str, Any],
+    gateway: dict[str, Any],
+    limits: dict[str, Any],
     models: Annotated[
         list[str] | None,
         typer.Argument(
@@ -99,6 +97,7 @@ def run(
     from coldstart.system.devices import hardware
     from coldstart.units import format_memory, require_unit
 
+    endpoint = create_endpoint(gateway, limits, common.out)
     if not models and host_file is None:
         raise UsageError(
             "no model is specified for the host",

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from coldstart.artifacts import canonical
 from coldstart.commands._completion import complete_reference
-from coldstart.commands._export import ExportTargets, write_report
+from coldstart.commands._export import Export, ExportTargets, write_report
 from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 
@@ -51,11 +51,10 @@ Trace = Sequence[TraceRequest]
 ReplayFunction = Callable[[TracePlan, Trace], Replay]
 
 
-@declare(compares_schedulers=True, exports=True, settings=TracePlan(Path()))
+@declare(compares_schedulers=True, settings=TracePlan(Path()))
 def command(
     common: Common,
     choices: list[SchedulerSettings],
-    exports: ExportTargets,
     settings: dict[str, Any],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Trace file to replay.")],
     sweep: Annotated[
@@ -124,8 +123,10 @@ def command(
             help="Latency limits that a request must meet, in seconds, such as ttft=2,tpot=0.1,normalized=0.3.",
         ),
     ] = "",
+    export: Export = None,
 ) -> None:
     """Replay the trace, write the exports and print the report."""
+    exports = ExportTargets.parse(export)
     kind = HOST if host else FLEET if fleet else ENGINE if simulate else LIVE
     if host and fleet:
         raise UsageError(

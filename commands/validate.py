@@ -6,8 +6,6 @@ after --, as serve does. A bundle reference is checked with the arguments of its
 finding reaches --fail-level.
 """
 
-import inspect
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -25,14 +23,10 @@ from coldstart.validate import renderers
 from coldstart.validate.checks import FailLevel, Level
 from coldstart.validate.validation import parse_replay
 
-ReportFormat = Annotated[
-    Literal["text", "json", "junit", "github"],
-    typer.Option("--format", help="Format of the result."),
-]
 RENDERERS = {"junit": renderers.render_junit, "github": renderers.render_github}
 
 
-@declare(takes_vllm_args=True)
+@declare(takes_vllm_args=True, formats=Literal["text", "json", "junit", "github"])
 def command(
     common: Common,
     words: Annotated[
@@ -115,18 +109,3 @@ def _show_reports(common: Common, reports: list[ValidationReport], fail_level: F
     document = renderers.build_document(reports, fail_level)
     render = RENDERERS.get(form, renderers.render_text)
     out.print_result(document, lambda: render(reports, fail_level))
-
-
-def _with_report_formats(function: Callable[..., None]) -> Callable[..., None]:
-    # The shared option --format has only text and json. This command adds the report formats of CI systems.
-    declared = inspect.signature(function)
-    wider = [
-        parameter.replace(annotation=ReportFormat) if name == "format" else parameter
-        for name, parameter in declared.parameters.items()
-    ]
-    function.__signature__ = declared.replace(parameters=wider)  # type: ignore[attr-defined]
-    function.__annotations__["format"] = ReportFormat
-    return function
-
-
-command = _with_report_formats(command)
