@@ -1,4 +1,4 @@
-"""Generate command-line options from function parameters and declared settings, and bind their environment variables."""
+"""Generate command-line options from function parameters and declared settings, and read the files of keys."""
 
 import inspect
 import os
@@ -74,19 +74,6 @@ def take_settings(kind: object, option_values: dict[str, Any]) -> dict[str, Any]
     settings = list_settings(kind)
     values = ((name, option_values.pop(setting.option)) for name, setting in settings if setting.flag)
     return {name: value for name, value in values if value is not None}
-
-
-def bind_variables(command: Any, prefix: str) -> None:
-    """Bind each option to the environment variable PREFIX_OPTION, or PREFIX_SUBCOMMAND_OPTION in a group.
-
-    Otherwise, the parser would derive the variable from the parameter's name, which can differ from the option's name.
-    """
-    for option in command.params:
-        key = max(option.opts, key=len).lstrip("-").replace("-", "_")
-        if key != option.name:
-            option.envvar = f"{prefix}_{key}".upper()
-    for name, subcommand in getattr(command, "commands", {}).items():
-        bind_variables(subcommand, f"{prefix}_{name}".replace("-", "_"))
 
 
 KEYS = ("api_key", "admin_key")

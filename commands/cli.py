@@ -161,7 +161,6 @@ def find_module_name(name: str) -> str:
 def load(name: str) -> Any:
     """Import the command object of one entry of COMMANDS, and return it."""
     from coldstart.commands import _examples
-    from coldstart.commands._declared import bind_variables
 
     module = importlib.import_module(find_module_name(name))
     app = getattr(module, "app", None)
@@ -178,7 +177,6 @@ def load(name: str) -> Any:
     # The group gets no variables: COLDSTART_VERSION in a container would otherwise set --version.
     prefix = f"{environment.PREFIX}_{name}".upper().replace("-", "_")
     loaded.context_settings["auto_envvar_prefix"] = prefix
-    bind_variables(loaded, prefix)
     return loaded
 
 

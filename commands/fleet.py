@@ -182,13 +182,13 @@ def status(common: Common, url: Url = None, admin_key: Key = None) -> None:
 def scale(
     common: Common,
     model: str,
-    least: Annotated[int, typer.Option("--min", metavar="N", help="Minimum number of workers.")],
-    most: Annotated[int, typer.Option("--max", metavar="N", help="Maximum number of workers.")],
+    min: Annotated[int, typer.Option("--min", metavar="N", help="Minimum number of workers.")],
+    max: Annotated[int, typer.Option("--max", metavar="N", help="Maximum number of workers.")],
     url: Url = None,
     admin_key: Key = None,
 ) -> None:
     """Set the number of workers of a model."""
-    _send_order(common, url, admin_key, "scale", model=model, least=least, most=most)
+    _send_order(common, url, admin_key, "scale", model=model, least=min, most=max)
 
 
 @app.command()
