@@ -20,6 +20,7 @@ from coldstart.contract.plan import ENGINE, LEVELS, PARKED, RUNTIME, SLEEP_LEVEL
 from coldstart.errors import ColdstartError, CommandFailedError, UsageError
 from coldstart.launch import template_pool, up_records
 from coldstart.launch.modes import LADDER, TemplateMode
+from coldstart.launch.server_process import ServerExitedError
 from coldstart.launch.template_pool import RunningTemplate
 from coldstart.models.inspection import BundleLookup
 from coldstart.system.devices import parking
@@ -67,8 +68,8 @@ def prepare_fastest(
 
 def _explain(error: ColdstartError) -> str:
     """Return the error as one line: the error in the template's log if one was found, otherwise the message."""
-    if isinstance(error, template_pool.TemplateExitedError) and error.cause:
-        return f"the template exited before it was ready: {error.cause}"
+    if isinstance(error, ServerExitedError) and error.cause:
+        return f"the template exited before it was ready: {error.cause.message}"
     return error.message.replace("\n", " ")
 
 

@@ -1,4 +1,4 @@
-"""Start one server process in any start mode, and wait until it is ready.
+"""Start one server process in any start mode, or another process of the engine package, and wait until it is ready.
 
 Each start mode returns a ReadyServer, which is listening and has generated one token. The server reports readiness as a line
 on a pipe, so waiting needs neither sleeps nor polling. The server exits when its supervising process or connection ends.
@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ class ServerProcess(Protocol):
 
 
 class ServerExitedError(CommandFailedError):
-    """Error for a server that exited before it was ready, with its exit code (128 + n after signal n) and reported failure."""
+    """Error for a process that exited before it was ready, with its exit code (128 + n after signal n) and its failure."""
 
     code: int | None = None
     cause: StartFailure | None = None
@@ -109,6 +110,7 @@ class ChildServer:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process, self.pid = process, process.pid
         self._pidfd = os.pidfd_open(process.pid)
+        weakref.finalize(self, os.close, self._pidfd)
 
     def fileno(self) -> int:
         """Return the pidfd of the process."""
@@ -286,14 +288,15 @@ def await_readiness(
     since: float,
     timeout: float | None,
     on_progress: start_progress.Report = start_progress.ignore_progress,
+    subject: str = "server",
 ) -> ReadyServer:
-    """Wait until the server reports readiness. `since` is the time of its launch in seconds on CLOCK_MONOTONIC.
+    """Wait until the process reports readiness. `since` is the time of its launch in seconds on CLOCK_MONOTONIC.
 
-    `on_progress` is called with each progress report of the start.
+    `on_progress` is called with each progress report of the start. Errors call the process `subject`.
 
     Raises:
-        ServerExitedError: The server exited before it was ready.
-        CommandFailedError: The server was not ready after `timeout` seconds and was killed.
+        ServerExitedError: The process exited before it was ready.
+        CommandFailedError: The process was not ready after `timeout` seconds and was killed.
     """
     deadline = None if timeout is None else since + timeout
     lines, report = start_progress.LineReader(reader), None
@@ -302,17 +305,19 @@ def await_readiness(
         while report is None:
             left = SIGNAL_CHECK_S if deadline is None else max(0.0, deadline - timeline.now())
             # Python runs the handler of a signal that arrives just before `select` only after `select` returns.
-            if not select.select([reader], [], [], min(left, SIGNAL_CHECK_S))[0]:
+            readable = select.select([reader, process.fileno()], [], [], min(left, SIGNAL_CHECK_S))[0]
+            if not readable:
                 if left >= SIGNAL_CHECK_S:
                     continue
                 process.signal(signal.SIGKILL)
                 raise CommandFailedError(
-                    f"the server was not ready within {timeout:g} s and was killed",
+                    f"the {subject} was not ready within {timeout:g} s and was killed",
                     hint="allow more time with --ready-timeout SECONDS",
                 )
-            messages = lines.read()
+            # Other processes can hold the pipe open after the exit.
+            messages = lines.read() if reader in readable else None
             if messages is None:
-                raise _explain_exit(process.wait(), cause)
+                raise _explain_exit(process.wait(), cause, subject)
             for line in messages:
                 # An error report is not final: the server may still become ready.
                 if start_progress.KEY in line:
@@ -329,30 +334,14 @@ def await_readiness(
     return ReadyServer(process, report, timeline.now() - since)
 
 
-def await_exit(process: subprocess.Popen[bytes], pipe: int, on_progress: start_progress.Report) -> int:
-    """Wait until `process` exits, forwarding the progress reports that it writes to `pipe`. Return its exit code."""
-    lines, ended = start_progress.LineReader(pipe), os.pidfd_open(process.pid)
-    watched = [pipe, ended]
-    try:
-        while ended not in select.select(watched, [], [])[0]:
-            if (messages := lines.read()) is None:
-                watched = [ended]
-            for message in messages or ():
-                if start_progress.KEY in message:
-                    on_progress(start_progress.StartProgress.parse(message[start_progress.KEY]))
-    finally:
-        os.close(ended)
-    return process.wait()
-
-
-def _explain_exit(code: int, cause: StartFailure | None) -> ServerExitedError:
-    """Build the error for a server that exited before it was ready. `cause` is the error that it reported, if any."""
+def _explain_exit(code: int, cause: StartFailure | None, subject: str) -> ServerExitedError:
+    """Build the error for a process that exited before it was ready. `cause` is the error that it reported, if any."""
     from coldstart.system import probes  # a successful start does not need its imports
 
     if cause is not None and cause.is_final:
         died = cause.build_error(ServerExitedError)
     else:
-        ended = f"the server {exits.describe_exit(code)} before it was ready"
+        ended = f"the {subject} {exits.describe_exit(code)} before it was ready"
         because = "" if exits.is_killed(code) else "; its log contains the reason"
         hint = probes.find_full_directory() or (cause.hint if cause else None)
         died = ServerExitedError(f"{ended}: {cause.message}" if cause else ended + because, hint=hint)

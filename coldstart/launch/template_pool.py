@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,20 +22,13 @@ from coldstart.artifacts import canonical, files
 from coldstart.contract.environment import SUPERVISOR_PID
 from coldstart.contract.plan import RUNTIME, SLEEP_LEVELS, LaunchPlan
 from coldstart.errors import CommandFailedError, UsageError
-from coldstart.launch import server_process, template_environment
-from coldstart.system import fingerprint, paths
+from coldstart.launch import server, server_process, template_environment
+from coldstart.system import fingerprint, paths, timeline
 from coldstart.system.proc import exits, processes
 from coldstart.vllm.engine import rejection
 
 # Seconds after which a template that ignores SIGTERM is killed.
 _PATIENCE_S = 10.0
-
-
-class TemplateExitedError(CommandFailedError):
-    """Error for a template that exited with `code` before it was ready. `cause` is the error in the template's log."""
-
-    code: int | None = None
-    cause: str | None = None
 
 
 @dataclass(frozen=True)
@@ -157,7 +148,7 @@ def _describe(
         )
         (template.directory / "about.json").write_text(json.dumps(asdict(template), default=str))
     except BaseException:
-        _kill(process)
+        server.end(server_process.ChildServer(process), 0.0)
         raise
     return template
 
@@ -195,14 +186,15 @@ def _spawn_logged(
             return spawn_template(level, plan, directory / "socket", log, timeout, bound=bound)
     except CommandFailedError as error:
         if found := rejection.find_known_failure((directory / "log").read_text(errors="replace")):
-            raise found.build_error(TemplateExitedError) from error
+            raise found.build_error(server_process.ServerExitedError) from error
         lines = [
             f"{error.message}; the end of its log:",
             *exits.read_log_tail(directory / "log").splitlines(),
         ]
-        failed = TemplateExitedError(lines, hint=error.hint)
-        failed.cause = exits.find_last_error(directory / "log")
-        failed.code = error.code if isinstance(error, TemplateExitedError) else None
+        failed = server_process.ServerExitedError(lines, hint=error.hint)
+        if last_error := exits.find_last_error(directory / "log"):
+            failed.cause = rejection.StartFailure(last_error)
+        failed.code = error.code if isinstance(error, server_process.ServerExitedError) else None
         raise failed from error
 
 
@@ -243,28 +235,13 @@ def spawn_template(
         stdin=subprocess.DEVNULL,
         cwd="/",
     )
+    child = server_process.ChildServer(process)
     try:
-        if not select.select([reader], [], [], timeout)[0]:
-            raise CommandFailedError(
-                f"the template was not ready within {timeout:g} s",
-                hint="allow more time with --ready-timeout SECONDS",
-            )
-        if os.read(reader, 1) == b"":
-            raise TemplateExitedError("the template exited before it was ready")
-    except BaseException as error:  # including Ctrl-C: otherwise an unlisted template would remain
-        code = _kill(process)
-        if isinstance(error, TemplateExitedError):
-            error.code = exits.convert_return_code(code)
+        server_process.await_readiness(child, reader, timeline.now(), timeout, subject="template")
+    except BaseException:  # including Ctrl-C: otherwise an unlisted template would remain
+        server.end(child, 0.0)
         raise
-    finally:
-        os.close(reader)
     return process
-
-
-def _kill(process: subprocess.Popen[bytes]) -> int:
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)  # not yet reaped, so its PID is not reused
-    return process.wait()
 
 
 def stop_template(template: RunningTemplate, *, force: bool = False) -> None:

@@ -23,6 +23,7 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.contract import fallback
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import CommandFailedError, LaunchRefusedError, describe_reason
+from coldstart.launch import server
 from coldstart.launch.completions import CompletionClient, CompletionFailedError
 from coldstart.launch.listening import DEFAULT_HOST, DEFAULT_PORT
 from coldstart.launch.server_process import ReadyServer
@@ -140,10 +141,7 @@ def restore_server(start: ServerStart) -> ReadyServer:
         start.request.on_process_start(process.pid)
         return _check(start, process)
     except BaseException:
-        process.signal(signal.SIGTERM)
-        if not select.select([process], [], [], _END_S)[0]:
-            process.signal(signal.SIGKILL)
-        process.wait()
+        server.end(process, _END_S)
         raise
 
 

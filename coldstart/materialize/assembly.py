@@ -28,7 +28,7 @@ from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.errors import CommandFailedError
 from coldstart.graphs import offline
 from coldstart.graphs.errors import GraphError
-from coldstart.launch import caches, fetch, prepare, server_process
+from coldstart.launch import caches, fetch, prepare, server, server_process
 from coldstart.materialize.options import Phase, Steps
 from coldstart.models.inspection import NOT_MADE, PROOF_FAILED
 from coldstart.models.resolution import ResolvedModel
@@ -213,21 +213,20 @@ class Assembly:
                 | {SUPERVISOR_PID: str(os.getpid()), TIMELINE_EVENTS: str(self.locate_events(module))},
                 variable=READY_FD_ENV,
             )
+            child = server_process.ChildServer(process)
             try:
-                code = server_process.await_exit(process, reader, self._show)
-            except BaseException:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-                raise
+                server_process.await_readiness(child, reader, timeline.now(), None, self._show)
+                child.wait()
+            except server_process.ServerExitedError as error:
+                if rejected := rejection.find_known_failure(log.read_text(errors="replace")):
+                    raise rejected.build_error(CommandFailedError) from error
+                last_error = exits.find_last_error(log)
+                cause = [f"vLLM failed: {last_error}"] if last_error else []
+                ended = exits.describe_exit(error.code or 0)
+                end = f"the offline run of the engine {ended}; the end of its log:"
+                raise CommandFailedError([*cause, end, *exits.read_log_tail(log).splitlines()]) from error
             finally:
-                os.close(reader)
-        if code != 0:
-            if rejected := rejection.find_known_failure(log.read_text(errors="replace")):
-                raise rejected.build_error(CommandFailedError)
-            last_error = exits.find_last_error(log)
-            cause = [f"vLLM failed: {last_error}"] if last_error else []
-            end = f"the offline run of the engine exited with code {code}; the end of its log:"
-            raise CommandFailedError([*cause, end, *exits.read_log_tail(log).splitlines()])
+                server.end(child, 0.0)
 
     def hash_weights(self) -> None:
         """Hash the weights into a weights plan, write it as a section, and store its digest in `modelinfo`."""

@@ -30,6 +30,7 @@ from coldstart.system import runtime, start_progress, timeline
 from coldstart.system.proc.lifeline import die_as_a_group
 from coldstart.vllm import compat, package_scans
 from coldstart.vllm.engine import collection, components, server
+from coldstart.vllm.engine.readiness import send_report, take_ready_pipe
 from coldstart.vllm.graphs import kv_plan
 
 CANARY_PROMPT_TOKENS = 8
@@ -280,5 +281,6 @@ if __name__ == "__main__":
     else:
         run(launch_plan, target, profile_s=float(work))
     sys.stdout.flush()
+    send_report(take_ready_pipe(), {})
     # No work is left, and vLLM's teardown takes seconds.
     os._exit(0)

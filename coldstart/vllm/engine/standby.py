@@ -34,7 +34,7 @@ from coldstart.vllm import compat, sleep
 from coldstart.vllm.engine import components, server
 from coldstart.vllm.engine.adoption import describe_engine
 from coldstart.vllm.engine.application import EarlyApplication
-from coldstart.vllm.engine.readiness import Readiness, report_unfit
+from coldstart.vllm.engine.readiness import Readiness, report_unfit, send_report
 from coldstart.vllm.engine.sleeping import ParkedEngine, wake_engine
 
 SERVING = "serving"
@@ -285,8 +285,7 @@ async def _reside(plan: LaunchPlan, level: str, listening: Path, acknowledge: in
             raise ParkingError(parked.reason)
         listening.with_name(fingerprint.MODULES).write_text(json.dumps(fingerprint.list_imported_files()))
         with Listener(listening) as listener:
-            os.write(acknowledge, b"1")
-            os.close(acknowledge)
+            send_report(acknowledge, {})
             sleep_level = SLEEP_LEVELS[level]
             try:
                 await StandbyEngine(
@@ -301,7 +300,7 @@ async def _reside(plan: LaunchPlan, level: str, listening: Path, acknowledge: in
 def run_standby(plan: LaunchPlan, level: str, socket_path: Path, ready_fd: int) -> int:
     """Build the engine, put it to sleep, and run servers on it until this process is stopped. Return the exit code.
 
-    `ready_fd` receives one byte when the process listens at `socket_path`. `level` is a sleep level or `parked`.
+    `ready_fd` receives an empty report when the process listens at `socket_path`. `level` is a sleep level or `parked`.
 
     Raises:
         RuntimeError: This vLLM does not support sleeping engines.

@@ -31,7 +31,7 @@ from coldstart.system.proc import own_process
 from coldstart.system.proc.lifeline import die_with_parent, die_with_supervisor
 from coldstart.vllm import compat
 from coldstart.vllm.engine import adoption, application, components, server
-from coldstart.vllm.engine.readiness import report_unfit
+from coldstart.vllm.engine.readiness import report_unfit, send_report
 
 
 def build_template(plan: LaunchPlan, level: str) -> components.Fallbacks:
@@ -308,7 +308,7 @@ def _continue_in_child() -> None:
 def main(argv: list[str]) -> None:
     """Run `template SOCKET LEVEL PLAN_FD READY_FD [alone|outlives]`: build the template, listen, and fork servers.
 
-    READY_FD receives one byte when the template listens. At a sleep level, this process forks no servers and wakes its
+    READY_FD receives an empty report when the template listens. At a sleep level, this process forks no servers and wakes its
     own engine instead. With `alone`, a forked child continues without the threads of the build. The process exits when
     its parent exits; with `outlives`, this applies only until the template listens.
     """
@@ -334,8 +334,7 @@ def main(argv: list[str]) -> None:
     listener = Listener(path)
     if argv[4:] == ["outlives"]:
         die_with_parent(0)
-    os.write(ready, b"1")
-    os.close(ready)
+    send_report(ready, {})
     Template(listener, fallbacks).run()
     path.unlink(missing_ok=True)
 

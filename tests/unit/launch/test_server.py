@@ -119,18 +119,16 @@ sys.exit(3)
 """
 
 
-def _run(program: str) -> tuple[int, list[str]]:
+def test_wait_ends_with_the_exit_code_after_each_report_when_the_pipe_stays_open() -> None:
     said: list[str] = []
     reader, writer = os.pipe()
-    process = subprocess.Popen([sys.executable, "-c", program, str(writer)], pass_fds=[writer])
+    process = subprocess.Popen([sys.executable, "-c", CHILD, str(writer)], pass_fds=[writer])
+    with pytest.raises(server_process.ServerExitedError) as caught:
+        server_process.await_readiness(
+            server_process.ChildServer(process), reader, 0.0, None, lambda one: said.append(one.describe())
+        )
     os.close(writer)
-    code = server_process.await_exit(process, reader, lambda one: said.append(one.describe()))
-    os.close(reader)
-    return code, said
-
-
-def test_wait_returns_the_exit_code_after_each_report() -> None:
-    assert _run(CHILD) == (3, ["profile: 1 of 2 sizes", "profile: 2 of 2 sizes"])
+    assert (caught.value.code, said) == (3, ["profile: 1 of 2 sizes", "profile: 2 of 2 sizes"])
 
 
 FakeEngine = Callable[[str], None]

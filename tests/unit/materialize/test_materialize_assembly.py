@@ -315,7 +315,8 @@ def test_temporary_files_of_the_engine_are_removed(
         program = "import tempfile; print(tempfile.mkstemp(prefix='vllm_dist_')[1])"
         log = (materialization.work / "offline.log").open("wb")
         reader, writer = os.pipe()
-        os.close(writer)
+        with os.fdopen(writer, "w") as report:
+            report.write("{}\n")
         return subprocess.Popen([sys.executable, "-c", program], stdout=log, env=env), reader
 
     monkeypatch.setattr(assembly.server_process, "spawn_engine_module", spawn)

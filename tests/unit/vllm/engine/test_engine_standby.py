@@ -97,7 +97,7 @@ def _start(place: Path, level: str, *more: str) -> tuple[Resident, int]:
 def resident(request: pytest.FixtureRequest, home: Path) -> Iterator[Resident]:
     started, reader = _start(home / "resident", request.param)
     try:
-        assert os.read(reader, 1) == b"1", started.socket.with_name("log").read_text()[-3000:]
+        assert os.read(reader, 3) == b"{}\n", started.socket.with_name("log").read_text()[-3000:]
         yield started
     finally:
         os.close(reader)
