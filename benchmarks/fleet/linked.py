@@ -29,7 +29,7 @@ import psutil
 
 from benchmarks.common import ROOT
 from coldstart.fleet.live import node
-from coldstart.fleet.live.control import FleetControl, FleetReplica, FleetTicket
+from coldstart.fleet.live.control import FleetControl, FleetReplica
 from coldstart.fleet.live.orders import RankFetched
 from coldstart.fleet.live.state import FleetState
 from coldstart.fleet.specification import FleetSettings, ServerSpec
@@ -40,7 +40,7 @@ from coldstart.host.live.app import Gateway
 from coldstart.host.live.http_server import create_server, format_url, listen
 from coldstart.host.live.log import Log
 from coldstart.host.live.messages import build_auth_header
-from coldstart.host.live.moves import JSON_HEADERS
+from coldstart.host.live.request_router import Ticket
 from coldstart.host.live.servers import ModelServer, ServerStarter, stop_by_force
 from coldstart.host.live.starter import StartOrder
 from coldstart.launch import completions
@@ -197,14 +197,14 @@ class LinkedFleet:
             heard.error = f"{type(error).__name__}: {error}"
         return heard
 
-    def move(self, ticket: FleetTicket, target: FleetReplica) -> None:
+    def move(self, ticket: Ticket, target: FleetReplica) -> None:
         """Order the move of a stream, as the core does after a consolidation."""
         core = self.control.core
         core._lifecycle.assign(ticket.ticket_id, core.groups[target.group])
         core._agenda.open[ticket.ticket_id].move_target = target.group
         self.control.moves.schedule_move(ticket, target)
 
-    def moved(self, ticket: FleetTicket) -> dict[str, Any]:
+    def moved(self, ticket: Ticket) -> dict[str, Any]:
         """Return the log's line about the move of a stream, or the one with the `reason` why it did not move."""
         lines = [*self.lines("moved"), *self.lines("not moved")]
         return next((one for one in lines if one["request"] == ticket.ticket_id), {})
@@ -227,7 +227,7 @@ class LinkedFleet:
         """Return the sum of a metric of vLLM over all servers that serve."""
         total = 0.0
         for replica in self.control.replicas.values():
-            own = [*JSON_HEADERS, *build_auth_header(replica.key)]
+            own = build_auth_header(replica.key)
             async with await replica.upstream.request("GET", "/metrics", headers=own) as answer:
                 lines = (await answer.read()).decode().splitlines()
             total += sum(float(line.split()[-1]) for line in lines if line.startswith(f"vllm:{name}{{"))

@@ -30,10 +30,11 @@ from benchmarks.common import finish, parser
 from benchmarks.fleet.linked import Heard, LinkedFleet, linked_fleet, materialize
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.handover import sign
-from coldstart.fleet.live.control import FleetReplica, FleetTicket
+from coldstart.fleet.live.control import FleetReplica
 from coldstart.fleet.live.state import ModelDeployment
 from coldstart.fleet.specification import Costs, FleetModel, FleetSettings, ServerSpec
 from coldstart.host.launches import Launch
+from coldstart.host.live.request_router import Ticket
 
 MODEL, PLACES, TOKENS, LENGTHS = "tiny-llama", ("one", "two"), 300, (100, 3000)
 WORDS = ["--max-model-len", "4096", "--hf-overrides", '{"max_position_embeddings": 4096}']
@@ -44,7 +45,7 @@ KINDS, PAUSES_S = ("kill", "cut", "stall"), (0.1, 0.4, 1.0, 2.5)
 FAULT_TOKENS, FAULT_LENGTHS = 120, range(100, 1300, 200)
 Row = dict[str, Any]
 Ids = list[int]
-Started = tuple[asyncio.Task[Heard], FleetTicket, FleetReplica]
+Started = tuple[asyncio.Task[Heard], Ticket, FleetReplica]
 
 
 class Pair:
@@ -124,9 +125,8 @@ async def make_fault(pair: Pair, kind: str, victim: FleetReplica) -> None:
     """Kill or stop a process of the server, or cut its link; end what can be ended after a while."""
     place, family = pair.fleet.processes(victim)
     one, links = pair.chance.choice(family), pair.fleet.links
-    links.cut(place) if kind == "cut" else one.send_signal(
-        signal.SIGKILL if kind == "kill" else signal.SIGSTOP
-    )
+    fault = signal.SIGKILL if kind == "kill" else signal.SIGSTOP
+    links.cut(place) if kind == "cut" else one.send_signal(fault)
     if kind != "kill":
         await asyncio.sleep(pair.chance.choice(PAUSES_S))
         links.reconnect(place) if kind == "cut" else one.send_signal(signal.SIGCONT)

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from math import inf
 from typing import Any
@@ -51,17 +51,9 @@ class FleetReplica(Replica):
         self.group, self.mode, self.start_s = group, up.mode, up.start_s
 
 
-@dataclass(eq=False)
-class FleetTicket(Ticket):
-    """Ticket of a request to a fleet. `unsent` of the `earlier_tries` failed before the request was sent."""
-
-    unsent: int = 0
-
-
-class FleetControl(RequestRouter[FleetTicket]):
+class FleetControl(RequestRouter):
     """Gateway and controller of one fleet."""
 
-    ticket_type = FleetTicket
     resumes_streams = True
     stopping_reason = "the gateway is stopping"
 
@@ -94,29 +86,23 @@ class FleetControl(RequestRouter[FleetTicket]):
         Its group receives no requests for a short time. If only the target of a migration failed, return the same ticket,
         whose request continues at its current group.
         """
-        assert isinstance(ticket, FleetTicket) and isinstance(replica, FleetReplica)
+        assert isinstance(replica, FleetReplica)
         if self.moves.roll_back(ticket, str(error)):
             return ticket
         self.emit(events.GroupSuspected(replica.group))
         # A request that was sent may have crashed its server, so it is retried less often than an unsent request.
-        unsent = ticket.unsent + isinstance(error, NothingSentError)
+        unsent = ticket.unsent_tries + isinstance(error, NothingSentError)
         if ticket.earlier_tries + 1 - unsent > MAX_TRIES or unsent > MAX_UNSENT_TRIES or self.facts.stopping:
             return None
         self.end_request(ticket)
         self.readmitted_count += 1
         generated = len(ticket.continuation.tokens) if ticket.continuation is not None else 0
         self.resumed_count += generated > 0
-        fields: dict[str, Any] = {
-            "model": ticket.destination.model,
-            "group": replica.group,
-            "made": generated,
-        }
-        reason = str(error) or type(error).__name__
-        self.log.write(
-            "again", number=ticket.ticket_id, tries=ticket.earlier_tries + 1, **fields, reason=reason
-        )
-        tries = ticket.earlier_tries + 1
-        return self._admit(ticket.destination, is_client_request=False, earlier_tries=tries, unsent=unsent)
+        tries, reason = ticket.earlier_tries + 1, str(error) or type(error).__name__
+        at: dict[str, Any] = {"model": replica.name, "group": replica.group, "made": generated}
+        self.log.write("again", number=ticket.ticket_id, tries=tries, **at, reason=reason)
+        counts = {"earlier_tries": tries, "unsent_tries": unsent}
+        return self._admit(ticket.destination, is_client_request=False, **counts)
 
     def get_start_progress(self, model: str) -> Progress:
         """Return the start progress of a model, which is sent to waiting clients."""
@@ -154,29 +140,20 @@ class FleetControl(RequestRouter[FleetTicket]):
 
     def _execute(self, action: Action) -> None:
         match action:
-            case events.DispatchRequest(request, group) | events.MoveStream(request, _, group):
-                self._dispatch_or_move(request, group, moves=isinstance(action, events.MoveStream))
+            case events.DispatchRequest(request, group):
+                self._dispatch(request, self.replicas.get(group))
+            case events.MoveStream(request, _, group):
+                ticket, replica = self._tickets.get(request), self.replicas.get(group)
+                if ticket is not None and replica is not None:
+                    self.moves.schedule_move(ticket, replica)
+                else:
+                    asyncio.get_running_loop().call_soon(self._report_move_end, request, False)
             case events.RejectRequest(request, status, reason, retry_after_s):
                 self._refuse(request, AdmissionRefusedError(status, reason, retry_after_s))
             case events.StopWorker(worker):
                 self.workers.stop(worker)
             case events.SetFetchRate(worker, rate):
                 self.workers.set_fetch_rate(worker, rate)
-
-    def _dispatch_or_move(self, request: str, group: str, *, moves: bool) -> None:
-        """Dispatch a waiting request to a group, or migrate its stream to that group.
-
-        If the group of a request was lost, the request stays with this group until its connection breaks, and is then
-        readmitted.
-        """
-        ticket, replica = self._tickets.get(request), self.replicas.get(group)
-        if ticket is None or replica is None:
-            if moves:
-                asyncio.get_running_loop().call_soon(self._report_move_end, request, False)
-        elif moves:
-            self.moves.schedule_move(ticket, replica)
-        elif not ticket.granted.done():
-            self._grant(ticket, replica)
 
     # Servers
 
@@ -319,12 +296,6 @@ class FleetControl(RequestRouter[FleetTicket]):
         }
 
     # End
-
-    def stop(self) -> None:
-        """Reject all new and queued requests."""
-        self.facts.stopping = True
-        for ticket in self._tickets.values():
-            ticket.reject(AdmissionRefusedError(503, self.stopping_reason, 5.0))
 
     def close(self) -> None:
         """Close all connections, cancel the timer and all tasks, and ignore later events."""

@@ -151,5 +151,5 @@ class FleetUp:
             self.ray.node.kill()
 
     def _shut_down(self) -> None:
-        self.control.stop()
+        self.control.reject_requests()
         self.http.stop(at_once=len(self.signals) > 1)

@@ -10,7 +10,6 @@ import hmac
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
-from typing import Any
 
 from starlette.middleware.cors import CORSMiddleware
 
@@ -85,7 +84,7 @@ CLIENT = "coldstart.client"
 class AccessControl:
     """Access control of one gateway. Requests to the paths in `keyed` pass, because their handlers check a separate key."""
 
-    def __init__(self, router: RequestRouter[Any], endpoint: GatewayEndpoint, keyed: frozenset[str]) -> None:
+    def __init__(self, router: RequestRouter, endpoint: GatewayEndpoint, keyed: frozenset[str]) -> None:
         self.router, self.endpoint, self._keyed = router, endpoint, keyed
         self._key = None if endpoint.api_key is None else endpoint.api_key.encode()
         self._names = {"localhost", endpoint.host.lower(), *(name.lower() for name in endpoint.allow_hosts)}

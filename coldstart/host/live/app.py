@@ -73,7 +73,7 @@ class Gateway:
 
     def __init__(
         self,
-        router: RequestRouter[Any],
+        router: RequestRouter,
         *,
         heartbeat_s: float = HEARTBEAT_S,
         endpoint: GatewayEndpoint | None = None,

@@ -92,10 +92,9 @@ END_S = 10.0
 LOOK_S = 0.02
 
 
-class Driver(RequestRouter[Ticket]):
+class Driver(RequestRouter):
     """Driver of one model host, which connects the core to requests, servers and timers."""
 
-    ticket_type = Ticket
     stopping_reason = STOPPING
 
     def __init__(
@@ -151,7 +150,8 @@ class Driver(RequestRouter[Ticket]):
         made = len(ticket.continuation.tokens) if ticket.continuation else 0
         self.log.write("again", model=replica.name, made=made)
         self.end_request(ticket)
-        return self._admit(ticket.destination, earlier_tries=ticket.earlier_tries + 1)
+        tries = ticket.earlier_tries + 1
+        return self._admit(ticket.destination, is_client_request=False, earlier_tries=tries)
 
     async def _move_requests(self, replaced: LocalReplica, replica: LocalReplica) -> None:
         """Move the streams of a replaced server to the next one if the weights are the same, and wait until all have ended."""
@@ -210,9 +210,7 @@ class Driver(RequestRouter[Ticket]):
     def _do(self, action: Action) -> None:
         match action:
             case events.DispatchRequest(number, model):
-                ticket, replica = self._tickets.get(number), self.lifecycle.replicas.get(model)
-                if ticket is not None and not ticket.granted.done() and replica is not None:
-                    self._grant(ticket, replica)
+                self._dispatch(number, self.lifecycle.replicas.get(model))
             case events.RejectRequest(number, code, reason, after, detail, hint):
                 self._refuse(number, AdmissionRefusedError(code, reason, after, detail, hint))
             case _:
@@ -278,11 +276,8 @@ class Driver(RequestRouter[Ticket]):
 
     def drain(self) -> None:
         """Reject new and pending requests, and stop each model when its running requests have ended."""
-        self.facts.stopping = True
+        self.reject_requests()
         self.schedule.configure({})
-        for number in [one for one, ticket in self._tickets.items() if not ticket.granted.done()]:
-            self._refuse(number, AdmissionRefusedError(503, STOPPING, 5.0))
-            self.emit(events.RequestEnded(number))
         self.emit(events.ConfigurationChanged((), reason=STOPPING))
         self.lifecycle.drain()
 

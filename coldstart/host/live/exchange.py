@@ -11,7 +11,6 @@ import asyncio
 import json
 import time
 from contextlib import nullcontext, suppress
-from typing import Any
 
 from coldstart.host.endpoint import ClientKey
 from coldstart.host.live import messages
@@ -32,7 +31,7 @@ class Exchange:
 
     def __init__(
         self,
-        router: RequestRouter[Any],
+        router: RequestRouter,
         scope: messages.Scope,
         receive: messages.Receive,
         send: messages.Send,

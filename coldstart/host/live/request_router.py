@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import coldstart
 from coldstart.host.events import RequestArrived, RequestEnded, Tick
@@ -24,6 +24,7 @@ from coldstart.host.live.upstream import Replica, UpstreamResponse
 from coldstart.host.status import HostFacts, Progress
 
 
+@dataclass(eq=False)
 class AdmissionRefusedError(Exception):
     """The request is rejected with an HTTP status and a reason.
 
@@ -31,17 +32,14 @@ class AdmissionRefusedError(Exception):
     also contains `log_detail`.
     """
 
-    def __init__(
-        self,
-        status: int,
-        reason: str,
-        retry_after_s: float | None = None,
-        detail: str = "",
-        hint: str = "",
-    ) -> None:
-        super().__init__(reason)
-        self.status, self.reason, self.retry_after_s = status, reason, retry_after_s
-        self.log_detail, self.hint = detail, hint
+    status: int
+    reason: str
+    retry_after_s: float | None = None
+    log_detail: str = ""
+    hint: str = ""
+
+    def __str__(self) -> str:
+        return self.reason
 
 
 def build_unknown_model_error(asked: str | None) -> AdmissionRefusedError:
@@ -71,7 +69,8 @@ class Ticket:
     to the server for the request, or raises AdmissionRefusedError. `is_hit` is True if the request did not wait. `target` is
     the server that processes the request, and `move` is its current migration.
     `continuation` is the state of a response that can continue on another server, and `response` is the current response.
-    `earlier_tries` is the number of earlier admissions. `evicted_models` were evicted for the request.
+    `earlier_tries` is the number of earlier admissions, of which `unsent_tries` failed before the request was sent.
+    `evicted_models` were evicted for the request.
     """
 
     ticket_id: str
@@ -85,6 +84,7 @@ class Ticket:
     continuation: Continuation | None = None
     response: UpstreamResponse | None = None
     earlier_tries: int = 0
+    unsent_tries: int = 0
     evicted_models: list[str] = field(default_factory=list)
     request_id: str = ""
 
@@ -119,10 +119,7 @@ class Ticket:
         return None if self.dispatched_at is None else self.dispatched_at - self.arrived_at
 
 
-T = TypeVar("T", bound=Ticket)
-
-
-class RequestRouter(ABC, Generic[T]):
+class RequestRouter(ABC):
     """Interface between the HTTP application and the core. It admits requests, and selects the server for each request.
 
     Invariant: the core receives exactly one arrival event and one end event for each request. `stopping_reason` is the
@@ -130,7 +127,6 @@ class RequestRouter(ABC, Generic[T]):
     another server. `_end_move` ends the migration of a request.
     """
 
-    ticket_type: type[T]
     metrics: Metrics
     resumes_streams: bool
     stopping_reason: str
@@ -139,11 +135,11 @@ class RequestRouter(ABC, Generic[T]):
     def __init__(self, catalogue: Catalogue, log: Log, clock: Callable[[], float]) -> None:
         self.catalogue, self.log, self.clock = catalogue, log, clock
         self.facts = HostFacts(pid=os.getpid(), version=coldstart.__version__, began=clock())
-        self._tickets: dict[str, T] = {}
+        self._tickets: dict[str, Ticket] = {}
         self._number = 0
         self._timer: asyncio.TimerHandle | None = None
 
-    def admit_request(self, asked: str | None, *, is_client_request: bool = True) -> T:
+    def admit_request(self, asked: str | None, *, is_client_request: bool = True) -> Ticket:
         """Admit a request for the model name `asked`.
 
         `is_client_request` is False if an operator starts the model without a request.
@@ -159,11 +155,11 @@ class RequestRouter(ABC, Generic[T]):
             raise build_unknown_model_error(asked)
         return self._admit(route, is_client_request=is_client_request)
 
-    def _admit(self, route: Destination, *, is_client_request: bool = True, **members: Any) -> T:
+    def _admit(self, route: Destination, *, is_client_request: bool, **members: Any) -> Ticket:
         """Admit a request, and report its arrival to the core. `members` are further fields of its ticket."""
         self._number += 1
         future: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
-        ticket = self.ticket_type(str(self._number), route, self.clock(), future, **members)
+        ticket = Ticket(str(self._number), route, self.clock(), future, **members)
         self._tickets[ticket.ticket_id] = ticket
         self.emit(RequestArrived(ticket.ticket_id, route.model, is_client_request))
         ticket.is_hit = future.done() and future.exception() is None
@@ -207,9 +203,18 @@ class RequestRouter(ABC, Generic[T]):
             del self._tickets[number]
             ticket.reject(refused)
 
-    def _grant(self, ticket: T, replica: Replica) -> None:
-        ticket.dispatched_at, ticket.target = self.clock(), replica
-        ticket.granted.set_result(replica)
+    def _dispatch(self, number: str, replica: Replica | None) -> None:
+        """Grant a server to a waiting request. A request whose server was lost keeps it until its connection breaks."""
+        ticket = self._tickets.get(number)
+        if ticket is not None and not ticket.granted.done() and replica is not None:
+            ticket.dispatched_at, ticket.target = self.clock(), replica
+            ticket.granted.set_result(replica)
+
+    def reject_requests(self) -> None:
+        """Reject all new and waiting requests, because the gateway stops."""
+        self.facts.stopping = True
+        for ticket in self._tickets.values():
+            ticket.reject(AdmissionRefusedError(503, self.stopping_reason, 5.0))
 
     def _set_timer(self, due: float) -> None:
         """Schedule the next Tick event for time `due`, or cancel it if `due` is infinity."""
