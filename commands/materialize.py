@@ -1,68 +1,38 @@
 """Build the bundle of a model, verify it by starting a server from it, and publish it in the store."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from coldstart.commands._options import Common, Model, Revision
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import format_bytes, format_table
 
+from coldstart.materialize.options import Options
+from coldstart.scheduling.declaration import list_settings
+
 if TYPE_CHECKING:
     from coldstart.api import MaterializationPlan
 
 
-@declare(takes_vllm_args=True)
+@declare(takes_vllm_args=True, options=Options())
 def command(
     common: Common,
+    options: dict[str, Any],
     model: Model,
     revision: Revision = None,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Print the sections and the key of the bundle without building it."),
     ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Build a new version even if a bundle exists.")
-    ] = False,
-    graphs: Annotated[
-        bool,
-        typer.Option(
-            "--graphs",
-            help="Also record CUDA graphs (single GPU only). Experimental: no speed-up has been measured so far.",
-        ),
-    ] = False,
-    graphs_if_faster: Annotated[
-        bool,
-        typer.Option(
-            "--graphs-if-faster",
-            help="Record CUDA graphs, start with and without them, and publish them only if the start with them is faster.",
-        ),
-    ] = False,
-    snapshot: Annotated[
-        bool, typer.Option("--snapshot", help="Also write a CRIU snapshot of the built engine.")
-    ] = False,
-    profile_seconds: Annotated[
-        float,
-        typer.Option(
-            "--profile-seconds",
-            help="Time limit for measuring step latencies, in seconds; a lower limit covers fewer batch sizes.",
-        ),
-    ] = 120.0,
 ) -> None:
     """Build the bundle and print its reference."""
     from coldstart import api
     from coldstart.models import inspection
 
-    options = api.Options(
-        force=force,
-        graphs=graphs,
-        faster_graphs=graphs_if_faster,
-        snapshot=snapshot,
-        profile_s=profile_seconds,
-    )
     planned = api.plan_materialization(
         model,
         common.vllm_args,
-        options,
+        Options(**options),
         revision=revision,
         offline=common.offline,
         cache_dir=common.cache.root,
@@ -115,16 +85,7 @@ def _show_plan(common: Common, model: str, planned: "MaterializationPlan") -> No
     common.out.print_result(
         data, lambda: "\n".join([format_table(("field", "value"), list(fields.items())), *lines])
     )
-    options = planned.options
-    flags = [
-        flag
-        for flag, is_set in (
-            ("--graphs", options.graphs),
-            ("--graphs-if-faster", options.faster_graphs),
-            ("--snapshot", options.snapshot),
-        )
-        if is_set
-    ]
+    flags = [one.flag for name, one in list_settings(Options) if getattr(planned.options, name) is True]
     common.out.print_success(
         f"Would build key {planned.key.short_digest}",
         then=common.format_command("materialize", model, *flags),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from coldstart.errors import UsageError
 from coldstart.scheduling import profiling
+from coldstart.scheduling.declaration import setting
 
 SECTIONS = ("kv", "compile", "graphs", "modelinfo", "weights", "iterations", "stages")
 Steps = Callable[[str], None]
@@ -24,20 +25,25 @@ def no_progress(name: str) -> Iterator[Steps]:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a materialization.
+    """Options of a materialization. Raises UsageError if the time limit is invalid."""
 
-    - `force`: build a new version even if a bundle for the key exists.
-    - `graphs`: also record CUDA graphs (experimental; no speed-up measured).
-    - `faster_graphs`: also record CUDA graphs, and publish them only if a start is shorter with them.
-    - `snapshot`: add a process snapshot.
-    - `profile_s`: time limit for profiling step latency, in seconds.
-    """
-
-    force: bool = False
-    snapshot: bool = False
-    profile_s: float = profiling.BUDGET_S
-    graphs: bool = False
-    faster_graphs: bool = False
+    force: bool = setting(False, "Build a new version even if a bundle exists.", "--force")
+    snapshot: bool = setting(False, "Also write a CRIU snapshot of the built engine.", "--snapshot")
+    profile_s: float = setting(
+        profiling.BUDGET_S,
+        "Time limit for measuring step latencies, in seconds; a lower limit covers fewer batch sizes.",
+        "--profile-seconds",
+    )
+    graphs: bool = setting(
+        False,
+        "Also record CUDA graphs (single GPU only). Experimental: no speed-up has been measured so far.",
+        "--graphs",
+    )
+    faster_graphs: bool = setting(
+        False,
+        "Record CUDA graphs, start with and without them, and publish them only if the start with them is faster.",
+        "--graphs-if-faster",
+    )
 
     def __post_init__(self) -> None:
         if not self.profile_s > 0 or math.isinf(self.profile_s):
