@@ -1,4 +1,9 @@
-"""Durable file writes, and file locks. A file gets its final name once its bytes are on disk (write, fsync, rename, fsync)."""
+"""Durable file writes, file locks, and directories that belong to one process.
+
+A file gets its final name once its bytes are on disk (write, fsync, rename, fsync). A directory is in use while its owner or
+a fork of it holds the lock in it. The kernel releases the lock when the last of them exits, so reused PIDs and clock changes
+do not matter.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +11,12 @@ import errno
 import fcntl
 import os
 import re
+import shutil
 import stat
+import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
@@ -21,6 +29,8 @@ from coldstart.artifacts.limits import LIMITS
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 # Descriptors of this process, as the shell passes them for `<(...)`. The user chose to pass a pipe.
 _OPEN_ALREADY = re.compile(r"/dev/(stdin|fd/\d+)|/proc/(self|\d+)/fd/\d+")
+# Lock file with the PID of the owner of its directory, and the lock of all owned directories below one base.
+_LOCK, _GATE = "lock", ".scratch.lock"
 _KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
 
@@ -164,3 +174,69 @@ def _flock(handle: int, operation: int, path: Path) -> None:
                 f"the file system of {path.parent} does not support file locks: {error.strerror}"
             ) from error
         raise
+
+
+@contextmanager
+def create_owned_directory(
+    base: Path, prefix: str = "", *, gate: Path | None = None, patience_s: float = 0.0
+) -> Iterator[Path]:
+    """Yield a new private directory below `base` that contains only its lock. First remove dead directories with `prefix`.
+
+    Args:
+        base: Parent directory.
+        prefix: Prefix of the directory's name.
+        gate: Lock of all such directories below `base`, whatever their prefix. The default is a file in `base`.
+        patience_s: Time in seconds that the removal waits for child processes that are still writing.
+
+    Raises:
+        OSError: The directory cannot be created.
+    """
+    # The lock ensures that no process removes a new directory before its owner holds the lock in it.
+    with hold_lock(gate or base / _GATE):
+        for dead in list_dead_directories(base, prefix):
+            _remove(dead, patience_s)
+        own = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+        held = try_lock(own / _LOCK)
+        if held is not None:
+            os.write(held, str(os.getpid()).encode())
+    try:
+        yield own
+    finally:
+        _remove(own, patience_s)
+        if held is not None:
+            os.close(held)
+
+
+def remove_dead_below(base: Path, prefix: str = "") -> list[str]:
+    """Remove the dead directories below `base` that have this prefix, and return the PIDs of live owners. Raises OSError."""
+    owners = list[str]()
+    if base.is_dir():
+        with hold_lock(base / _GATE):
+            for one in (dead := list_dead_directories(base, prefix)):
+                _remove(one, 0.0)
+        for lock in base.glob(f"{prefix}*/{_LOCK}"):
+            # The owner may be removing its directory, or may not have written its PID yet.
+            with suppress(OSError, ValueError):
+                owners += [] if lock.parent in dead else [read_text(lock)]
+    return owners
+
+
+def list_dead_directories(base: Path, prefix: str = "") -> list[Path]:
+    """Return the directories below `base` that have this prefix and whose owner is dead. The caller holds the gate."""
+    dead = []
+    for directory in sorted(base.glob(f"{prefix}*")):
+        is_own = directory.is_dir() and not directory.is_symlink()
+        with suppress(OSError):  # the owner may be removing it, or may be another user
+            if is_own and (lock := try_lock(directory / _LOCK)) is not None:
+                os.close(lock)
+                dead.append(directory)
+    return dead
+
+
+def _remove(directory: Path, patience_s: float) -> None:
+    """Remove the directory, retrying while child processes still write to it. The next process removes what is left."""
+    deadline_s = time.monotonic() + patience_s
+    shutil.rmtree(directory, ignore_errors=True)
+    while directory.exists() and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+        shutil.rmtree(directory, ignore_errors=True)

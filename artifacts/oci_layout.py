@@ -162,9 +162,14 @@ class OciLayout:
         """Return the documents of all signatures that the index lists for the manifest `subject`."""
         return read_signature_documents(self, self.read_entries(), subject)
 
+    @property
+    def index_lock(self) -> Path:
+        """Return the path of the index lock. Only its holder may change index.json or rename files in the blob directory."""
+        return self.private_dir / "index.lock"
+
     def lock_index(self) -> AbstractContextManager[None]:
-        """Hold the index lock. Only its holder may change index.json or rename files in the blob directory."""
-        return files.hold_lock(self.private_dir / "index.lock")
+        """Hold the index lock."""
+        return files.hold_lock(self.index_lock)
 
     def publish_blobs(self, staged: Iterable[tuple[str, Path]]) -> None:
         """Rename staged files, which are already on disk, to their blob names. `staged` has pairs of digest and path.

@@ -11,12 +11,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from coldstart.artifacts import oci
+from coldstart.artifacts import files, oci
 from coldstart.artifacts.bundle import Bundle, TrustCheck, find_superseded
 from coldstart.artifacts.errors import BundleError, NoSpaceError, translate_os_errors
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.oci_layout import OciLayout, is_bundle, read_small_blob
-from coldstart.artifacts.writer import find_abandoned_staging
 
 _Images = Mapping[str, oci.ImageManifest | BundleError]
 
@@ -130,7 +129,7 @@ def _is_retained(entry: oci.Descriptor, images: _Images, retained: Collection[st
 def _find_garbage(layout: OciLayout, kept: set[str], images: _Images, *, only_leftovers: bool) -> _Garbage:
     garbage = _Garbage(
         [
-            *find_abandoned_staging(layout),
+            *files.list_dead_directories(layout.staging_dir),
             *layout.root.glob(".*.partial"),
             *layout.blobs_dir.glob(".*.partial"),
         ]

@@ -4,8 +4,7 @@ Blobs are staged in a private directory. Then blobs, manifests and index.json ar
 process is killed at any time, the index is either the old or the new one, and prune removes the blobs that no index entry
 refers to.
 
-A staging directory is in use while its lock is held. The kernel releases the lock when the writer exits, and prune then
-removes the directory.
+The next writer or prune removes the staging directory of a killed writer.
 """
 
 from __future__ import annotations
@@ -13,9 +12,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -45,7 +43,6 @@ from coldstart.artifacts.manifest import (
 from coldstart.artifacts.oci_layout import BundleSource, OciLayout, read_small_blob
 from msgspec.structs import replace
 
-_LOCK = "lock"
 _SIGSTORE = {
     "dev.sigstore.bundle.content": "dsse-envelope",
     "dev.sigstore.bundle.predicateType": "https://sigstore.dev/cosign/sign/v1",
@@ -181,31 +178,11 @@ def _build_index_entry(
 def open_staging(layout: OciLayout) -> Iterator[Staging]:
     """Create a staging directory and remove it when the block ends. Raises ReadOnlyStoreError or NoSpaceError."""
     layout.create()
-    # Under the index lock, so that prune cannot collect the directory before its own lock is held.
-    with translate_os_errors("preparing to write to the store"), layout.lock_index():
-        directory = layout.staging_dir / uuid4().hex
-        directory.mkdir(mode=0o700)  # Other users must not read a staged file before its mode is set.
-        handle = files.try_lock(directory / _LOCK)
-    try:
+    with ExitStack() as stack:
+        with translate_os_errors("preparing to write to the store"):
+            owned = files.create_owned_directory(layout.staging_dir, gate=layout.index_lock)
+            directory = stack.enter_context(owned)
         yield Staging(layout, directory)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-        if handle is not None:
-            os.close(handle)
-
-
-def find_abandoned_staging(layout: OciLayout) -> list[Path]:
-    """Return the staging directories whose writer exited without removing them. The caller holds the index lock."""
-    dead = []
-    for directory in sorted(layout.staging_dir.iterdir()):
-        # Writers create the directory and its lock under the index lock, so a directory without a lock is abandoned.
-        with suppress(FileNotFoundError):  # the writer is removing its directory
-            if (directory / _LOCK).is_file():
-                if (handle := files.try_lock(directory / _LOCK)) is None:
-                    continue
-                os.close(handle)
-            dead.append(directory)
-    return dead
 
 
 def receive_bundle(layout: OciLayout, source: BundleSource, descriptor: oci.Descriptor) -> Bundle:

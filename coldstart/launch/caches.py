@@ -19,7 +19,6 @@ from pathlib import Path
 
 from coldstart.artifacts import canonical, files
 from coldstart.contract.fallback import Fallback
-from coldstart.system.proc import scratch
 
 VARIABLES = {
     "TRITON_CACHE_DIR": "triton",
@@ -56,7 +55,7 @@ def copy_section(section: Path, root: Path) -> Path:
         OSError: The copy failed, and the partial copy was removed.
     """
     if not root.is_dir():
-        with scratch.create_owned_directory(root.parent, f"{root.name}.") as draft:
+        with files.create_owned_directory(root.parent, f"{root.name}.") as draft:
             part = draft / "part"
             try:
                 shutil.copytree(section, part)

@@ -23,9 +23,8 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from coldstart.artifacts import canonical, ownership
+from coldstart.artifacts import canonical, files, ownership
 from coldstart.artifacts.bundle import Bundle, TrustCheck
-from coldstart.artifacts.files import hold_lock
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailedError, LaunchRefusedError
@@ -34,11 +33,12 @@ from coldstart.launch.server_process import RestoredTemplate
 from coldstart.models import tiny
 from coldstart.system import fingerprint, paths, runtime
 from coldstart.system.paths import Cache
-from coldstart.system.proc import processes, scratch
+from coldstart.system.proc import processes
 from coldstart.system.proc.lifeline import die_with_parent
 from coldstart.system.snapshot import criu, criu_memory, runtime_image
 
-_PREFIX = "thawed-"
+# Prefix of the directories of restored templates.
+PREFIX = "thawed-"
 _OPTIONS = ["--file-locks", "--ext-unix-sk", "--tcp-established", "--link-remap", "-v1"]
 # A private mount gives each restored template its own socket directory at the path of the frozen one.
 _THAW = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
@@ -56,7 +56,7 @@ def freeze_template(plan: LaunchPlan, out: Path, timeout: float, level: str = "e
     _require_criu(level)
     meeting = create_frozen_socket_dir()
     # All frozen templates listen at the same path, so only one can be created at a time.
-    with hold_lock(meeting / "lock"):
+    with files.hold_lock(meeting / "lock"):
         process = template_pool.spawn_template(
             level, plan, meeting / "socket", subprocess.DEVNULL, timeout, bound=True, alone=True
         )
@@ -161,7 +161,7 @@ def restore_template(images: Path, plan: LaunchPlan) -> RestoredTemplate:
     meeting = _meeting(images)
     meeting.mkdir(parents=True, exist_ok=True, mode=0o700)
     base, stack = paths.runtime_dir(), ExitStack()
-    own = stack.enter_context(scratch.create_owned_directory(base, _PREFIX))
+    own = stack.enter_context(files.create_owned_directory(base, PREFIX))
     if (images / criu_memory.MEMORY_FILE).exists():
         (own / criu_memory.MEMORY_FILE).symlink_to(images.absolute() / criu_memory.MEMORY_FILE)
     os.mkfifo(own / "resumed")
@@ -184,12 +184,6 @@ def restore_template(images: Path, plan: LaunchPlan) -> RestoredTemplate:
         thawed.end()
         raise LaunchRefusedError(f"cannot thaw the snapshot with CRIU: {reason}")
     return thawed
-
-
-def remove_dead_templates() -> None:
-    """Remove the directories of restored templates whose supervisor was killed. Raises OSError if a removal fails."""
-    base = paths.runtime_dir()
-    scratch.remove_dead_below(base, _PREFIX)
 
 
 def _spawn(images: Path, meeting: Path, own: Path) -> subprocess.Popen[bytes]:

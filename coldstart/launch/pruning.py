@@ -66,11 +66,13 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
                 runtime_image.remove_image(path)
     if not dry_run:
         scratch.remove_dead_directories()
-        process_snapshot.remove_dead_templates()
-        tiny.remove_stale_drafts(cache.models)
+        files.remove_dead_below(paths.runtime_dir(), process_snapshot.PREFIX)
+        for generation in cache.models.glob("tiny-v*"):
+            with suppress(OSError):  # a cache may be read-only
+                files.remove_dead_below(generation, tiny.DRAFT)
         # Remove what killed starts left of copies of sections, and killed materializations.
-        scratch.remove_dead_below(paths.compiled_dir(), "?" * 64 + ".")
-        scratch.remove_dead_below(cache.unfinished_materializations)
+        files.remove_dead_below(paths.compiled_dir(), "?" * 64 + ".")
+        files.remove_dead_below(cache.unfinished_materializations)
     every = (*pruned.paths, *unpacked, *frozen)
     return replace(pruned, unpacked=unpacked, frozen=frozen, freed_bytes=freed, paths=every)
 

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from coldstart.artifacts import files
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.key import Key
 from coldstart.errors import CommandFailedError
@@ -19,7 +20,6 @@ from coldstart.materialize.options import Options, Phase, no_progress
 from coldstart.models import inspection, resolution
 from coldstart.models.inspection import BundleLookup
 from coldstart.system import paths, probes, runtime
-from coldstart.system.proc.scratch import create_owned_directory
 from coldstart.system.snapshot import criu, runtime_image
 
 _PATIENCE_S = 10.0
@@ -31,7 +31,7 @@ _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 def create_workspace(root: Path) -> AbstractContextManager[Path]:
     """Create the work directory of this run below `root`, and remove the directories of killed runs. Raises OSError."""
     root.mkdir(parents=True, exist_ok=True)
-    return create_owned_directory(root, patience_s=_PATIENCE_S)
+    return files.create_owned_directory(root, patience_s=_PATIENCE_S)
 
 
 def assemble_bundle(lookup: BundleLookup, options: Options, phase: Phase) -> Bundle:

@@ -12,7 +12,6 @@ import random
 import subprocess
 import sys
 import zlib
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,13 @@ from coldstart.contract.environment import SUPERVISOR_PID
 from coldstart.errors import ColdstartError, UsageError
 from coldstart.models import aliases
 from coldstart.system.dry_run import find_directory
-from coldstart.system.proc import scratch
 from coldstart.system.proc.lifeline import die_with_supervisor
 
 GENERATION = 1
 NAMES = aliases.TINY
 
-# Drafts of models, and the lock of all of them.
-_DRAFT = ".draft-"
+# Prefix of the directories of unfinished builds.
+DRAFT = ".draft-"
 _SEED = 20240607
 _VOCAB = 2048
 _HIDDEN = 256
@@ -63,19 +61,12 @@ def build_tiny_model(name: str, models: Path) -> Path:
     final.parent.mkdir(parents=True, exist_ok=True)
     with files.hold_lock(final.with_name(f".{name}.lock")):
         if not final.is_dir():
-            with scratch.create_owned_directory(final.parent, _DRAFT) as own:
+            with files.create_owned_directory(final.parent, DRAFT) as own:
                 draft = own / name
                 draft.mkdir()
                 _run_child(name, draft)
                 draft.rename(final)
     return final
-
-
-def remove_stale_drafts(models: Path) -> None:
-    """Remove the unfinished builds of processes that were killed."""
-    for generation in models.glob("tiny-v*"):
-        with suppress(OSError):  # a cache may be read-only
-            scratch.remove_dead_below(generation, _DRAFT)
 
 
 def _run_child(name: str, draft: Path) -> None:

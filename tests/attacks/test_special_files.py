@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from coldstart.artifacts import credentials, sign
+from coldstart.artifacts import credentials, files, sign
 from coldstart.artifacts.archive import import_archive, pull_directory
 from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.bundle import Bundle
@@ -30,7 +30,7 @@ from coldstart.fleet.live.state import FleetState
 from coldstart.graphs import tables
 from coldstart.graphs.errors import AlteredTableError
 from coldstart.host.tables import read_toml
-from coldstart.launch import caches, process_snapshot
+from coldstart.launch import caches
 from coldstart.models import inspection
 from coldstart.system import file_state, fingerprint, paths
 from coldstart.system.paths import Cache
@@ -198,7 +198,7 @@ def test_fingerprint_is_invalid(tmp_path: Path, replace: Replace) -> None:
 
 def test_lock_and_shared_object_do_not_hang(home: Path, tmp_path: Path, replace: Replace) -> None:
     replace(paths.runtime_dir() / "thawed-x" / "lock")
-    assert isinstance(_call(process_snapshot.remove_dead_templates), (OSError, type(None)))
+    assert isinstance(_call(lambda: files.remove_dead_below(paths.runtime_dir(), "thawed-")), (OSError, list))
     (tmp_path / "compiled").mkdir()
     replace(tmp_path / "compiled" / "k.so")
     assert _call(lambda: list(caches.find_truncated_libraries(tmp_path / "compiled"))) == []

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from coldstart.artifacts import files
 from coldstart.contract import environment
 from coldstart.errors import UsageError
 from coldstart.host.events import Failure
@@ -355,4 +356,4 @@ def create_host_directory() -> AbstractContextManager[Path]:
     """
     # The socket of a server has the longest path in the base directory.
     base = paths.runtime_dir(len("/host-12345678/99999.sock"))
-    return scratch.create_owned_directory(base, "host-")
+    return files.create_owned_directory(base, "host-")

@@ -84,7 +84,7 @@ def test_a_directory_that_its_owner_removes_is_passed_over(
     monkeypatch.setattr(
         files, "try_lock", lambda path: (path.parent == removed and removed.rmdir()) or lock(path)
     )
-    with scratch.create_owned_directory(place) as own:
+    with files.create_owned_directory(place) as own:
         assert own.exists() and not removed.exists()
 
 
