@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.errors import UsageError
+from coldstart.host.specification import HELD_HELP, GatewaySettings
 from coldstart.host.tables import Rate, Seconds, Size, check_ranges, decode, prefix_errors, read_toml
 from coldstart.scheduling.declaration import setting
 from coldstart.units import format_memory
@@ -211,13 +212,9 @@ class DeployOptions:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class FleetSettings:
-    """Settings of a fleet's scheduling decisions.
-
-    A server that makes no progress for `hang_timeout_s` seconds is killed; see `host.live.servers.await_hang` for the
-    rule. If `reclaim` is set, idle workers stop early when another model fits on no server.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSettings(GatewaySettings):
+    """Settings of a fleet. If `reclaim` is set, idle workers stop early when another model fits on no server."""
 
     most_ranks: int = setting(
         MOST_RANKS,
@@ -235,26 +232,7 @@ class FleetSettings:
     )
     reclaim: bool = True
     retries: int = setting(2, "", minimum=0)
-    hold_s: Seconds = setting(600.0, "", exclusive_minimum=0)
-    max_held: int = setting(
-        1 << 20,
-        "Maximum number of waiting requests before HTTP 429 is returned.",
-        "--max-held",
-        "N",
-        minimum=0,
-    )
-    backoff_s: Seconds = 1.0
-    backoff_max_s: Seconds = 300.0
-    hang_timeout_s: Seconds = setting(
-        120.0,
-        "Kill a server that makes no progress for this many seconds.",
-        "--hang-timeout",
-        "SECONDS",
-        minimum=1,
-    )
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
+    max_held: int = setting(1 << 20, HELD_HELP, "--max-held", "N", minimum=0)
 
 
 def parse_slo(text: str, metrics: Sequence[str]) -> dict[str, float]:

@@ -83,17 +83,42 @@ class ModelSpec:
         return cls(name, (Tier(AWAKE, memory, 0.0), stopped(penalty_s)), **more)  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True, slots=True)
-class HostSettings:
+HELD_HELP = "Maximum number of waiting requests before HTTP 429 is returned."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySettings:
+    """Settings that a host and a fleet have in common. Times are in seconds.
+
+    A server that makes no progress for `hang_timeout_s` is killed (see `live.servers.await_hang`).
+    """
+
+    max_held: int = setting(256, HELD_HELP, "--max-held", "N", minimum=0)
+    hold_s: Seconds = setting(600.0, "", exclusive_minimum=0)
+    backoff_s: Seconds = 1.0
+    backoff_max_s: Seconds = 300.0
+    hang_timeout_s: Seconds = setting(
+        120.0,
+        "Kill a server that makes no progress for this many seconds.",
+        "--hang-timeout",
+        "SECONDS",
+        minimum=1,
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSettings(GatewaySettings):
     """Settings of a host. Sizes are in bytes, and times are in seconds.
 
     `memory` and `host_memory` limit the device memory and the CPU memory of all models together. `device_memory` is the size
     of each device, or None if only `memory` limits the models. After a request has waited `patience_s` because idle models do
     not free enough memory, busy models drain: they finish their requests and are evicted. If `runtime_template` is set, a
-    live host keeps a process that has done all Python imports, and forks servers from it. A server that makes no progress
-    for `hang_timeout_s` is killed (see `live.servers.await_hang`). If `resume_streams` is set, a stream whose server died
-    continues once on the next server of its model, and streams of a replaced server move to the new one. `default_model`
-    serves requests without a model name. It never stops when idle, and restarts when memory is free.
+    live host keeps a process that has done all Python imports, and forks servers from it. If `resume_streams` is set, a
+    stream whose server died continues once on the next server of its model, and streams of a replaced server move to the new
+    one. `default_model` serves requests without a model name. It never stops when idle, and restarts when memory is free.
     """
 
     memory: Size = setting(
@@ -112,11 +137,7 @@ class HostSettings:
         "NAME",
     )
     loaders: int = setting(1, "", minimum=1)
-    max_held: int = setting(
-        256, "Maximum number of waiting requests before HTTP 429 is returned.", "--max-held", "N", minimum=0
-    )
     patience_s: float = 30.0
-    hold_s: float = 600.0
     max_residents: int | None = setting(
         None,
         "Maximum number of models that run at the same time; default: no limit except memory.",
@@ -127,15 +148,6 @@ class HostSettings:
     ready_timeout_s: Seconds = setting(
         600.0, "Maximum duration of a start, in seconds; a longer start fails.", "--ready-timeout", "SECONDS"
     )
-    hang_timeout_s: Seconds = setting(
-        120.0,
-        "Kill a server that makes no progress for this many seconds.",
-        "--hang-timeout",
-        "SECONDS",
-        minimum=1,
-    )
-    backoff_s: float = 1.0
-    backoff_max_s: float = 300.0
     runtime_template: bool = True
     resume_streams: bool = False
     default_model: str | None = None
@@ -144,9 +156,6 @@ class HostSettings:
     def bytes_per_device(self) -> int:
         """Return the memory limit of each device in bytes."""
         return self.memory if self.device_memory is None else self.device_memory
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
 
 
 @dataclass(slots=True)

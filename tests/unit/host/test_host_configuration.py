@@ -63,6 +63,7 @@ def test_example_of_the_documentation_is_read(tmp_path: Path) -> None:
         ('memory = "a lot"\n' + MODEL, "memory: invalid size 'a lot'"),
         ("memory = 1.5\n" + MODEL, "memory: invalid size 1.5"),
         (SIZED + 'max_held = "many"\n' + MODEL, "max_held: expected `int`, got `str`"),
+        (SIZED + "hold_s = 0\n" + MODEL, "hold_s must be above 0, found 0"),
         (SIZED + "[models.m]\nstart_s = 1\n", "models.m: missing key memory"),
         (
             SIZED + MODEL + 'tiers = [{name = "x", memory = 5}]\n',
