@@ -12,6 +12,8 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
+import msgspec
+
 from coldstart.scheduling.declaration import Setting, list_settings, setting
 
 if TYPE_CHECKING:
@@ -173,13 +175,13 @@ class SchedulerSettings:
         """Read the settings from the parsed value of --additional-config, and check them.
 
         Raises:
-            ValueError: A field is unknown or a value is out of range.
+            ValueError: A field is unknown, or a value has the wrong type or is out of range.
         """
         values = additional_config.get(KEY, {}) if isinstance(additional_config, Mapping) else {}
         known = {one.name for one in fields(cls)}
         if not isinstance(values, Mapping) or set(values) - known:
             raise ValueError(f"{KEY} must be an object with only these fields: {', '.join(sorted(known))}")
-        settings = cls(**values)
+        settings = msgspec.convert(values, cls)
         settings.check()
         return settings
 

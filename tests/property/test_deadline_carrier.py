@@ -116,6 +116,8 @@ def test_settings_survive_the_command_line() -> None:
     assert SchedulerSettings.from_additional_config(settings.build_additional_config()) == settings
     assert settings.get_iteration_profile().shortest_iteration_s == 0.1
     assert SchedulerSettings.from_additional_config({}) == SchedulerSettings()
+    with pytest.raises(ValueError, match=r"Expected `int`, got `str` - at `\$.eta`"):
+        SchedulerSettings.from_additional_config({KEY: {"eta": "2"}})
     assert SCHEDULER_CLS.endswith("PolicyScheduler")
 
 
