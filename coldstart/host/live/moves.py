@@ -115,6 +115,8 @@ class Moves:
         # Several tokens that arrive together share one text. A sampled stream can stop only after a token with its own text.
         patience = self._clock() + TEXT_TIMEOUT_S
         while not (stream.finished or stream.is_resumable) and self._clock() < patience:
+            if not self._is_open(ticket):
+                return False
             await asyncio.sleep(TEXT_POLL_S)
         if not self._is_open(ticket) or stream.finished:
             return False
