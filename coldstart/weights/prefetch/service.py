@@ -210,8 +210,10 @@ class _Client:
         with self.service.changed:
             fetcher.waiting += 1
             self.service.changed.notify_all()
-            self._wait_while(lambda: self.known == len(board.settled))
-            fetcher.waiting -= 1
+            try:
+                self._wait_while(lambda: self.known == len(board.settled))
+            finally:
+                fetcher.waiting -= 1
             news, self.known = sorted(set(board.settled[self.known :])), len(board.settled)
             ready = join(board.list_checks(CheckState.READY, news))
             failed = [(number, board.reasons[number]) for number in news if number in board.reasons]
