@@ -27,7 +27,7 @@ from coldstart.vllm.handover import handover_arguments
 pytestmark = [pytest.mark.vllm, pytest.mark.nightly]
 
 KEYS = {"source": "5" * 64, "target": "7" * 64}
-BLOCK_TOKENS, MOVED_AFTER, TOKENS = 32, 20, 200
+BLOCK_TOKENS, MOVED_AFTER, TOKENS = 32, 20, 500
 """A stream that moves must still run after the first copy of its KV, on a busy machine too."""
 SMALL = ("--dtype", "bfloat16", "--max-model-len", "1024", "--block-size", str(BLOCK_TOKENS))
 SMALL = (*SMALL, "--kv-cache-memory-bytes", str(1 << 26))
