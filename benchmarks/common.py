@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -12,6 +13,7 @@ from statistics import quantiles
 from typing import Any
 
 from coldstart.bench import facts
+from coldstart.validate.launchers import find_coldstart_command
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -48,6 +50,12 @@ def parser(documentation: str | None) -> argparse.ArgumentParser:
     """Return a parser whose help shows the docstring of the benchmark unchanged."""
     form = argparse.RawDescriptionHelpFormatter
     return argparse.ArgumentParser(description=documentation, formatter_class=form)
+
+
+def run_coldstart(*words: str, **environment: str) -> str:
+    """Run a command of coldstart; return what it prints. Raises CalledProcessError."""
+    command, own = [*find_coldstart_command(), *words], os.environ | environment
+    return subprocess.run(command, env=own, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 def spread(values: Iterable[float]) -> dict[str, float]:

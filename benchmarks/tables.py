@@ -240,13 +240,12 @@ def measure_gateway(result: Row) -> Iterator[tuple[str, str]]:
         f"{later['p50'] * 1e3:.1f} ms later at the median (quartiles {later['p25'] * 1e3:.1f} and"
         f" {later['p75'] * 1e3:.1f} ms)",
     )
-    shown = "{p50:.2f}x (quartiles {p25:.2f} and {p75:.2f})"
-    ratios = ", ".join(f"{clients} clients {shown.format_map(one['ratio'])}" for clients, one in runs.items())
+    ratios = ", ".join(f"{clients} clients {describe_gain(one['ratio'])}" for clients, one in runs.items())
     cost = " and ".join(f"{one['gateway_cpu_s_per_token'] * 1e6:.0f}" for one in runs.values())
     holds = judge(all(one["ratio"]["p50"] >= THROUGHPUT for one in runs.values()))
     yield (
         f"output tokens per second over direct, both on {overhead['about']['cores']} shared cores",
-        f"{ratios}; target {THROUGHPUT}: {holds}; the gateway uses {cost} µs of CPU for each token",
+        f"medians (quartiles): {ratios}; target {THROUGHPUT}: {holds}; the gateway uses {cost} µs of CPU for each token",
     )
 
 
@@ -382,6 +381,7 @@ PARTS = [
     Part(FLEET, "gateway", "fleet-gateway-cpu", (GATEWAY,)),
     Part(FLEET, "moves", "fleet-moves-cpu", (judge_moves,)),
     Part(FLEET, "scale", "fleet-scale-simulated", SCALE),
+    Part("docs/explanation/paraserve.md", "paraserve-tokens", "papers/paraserve-tokens", (EXPERIMENT,)),
     *(
         Part(f"docs/explanation/{paper}.md", f"{paper}-{number}", f"papers/{paper}-{number}", (EXPERIMENT,))
         for paper in PAPERS

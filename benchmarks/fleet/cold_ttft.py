@@ -2,13 +2,7 @@
 
     TTFT(M, s) = max(C, M / (s b)) + r + t s
 
-Here C is container, context and libraries; r is the first token; t is the cost of each rank; b is the link. For each split of
-the points by the side of the maximum this is a linear least-squares problem in (C, r, 1/b, t), weighted for relative errors.
-A seeded random search then minimises the largest error. Only OPT-2.7B on one worker is bound by C, so t is bounded by 0.2 s.
-Serverless vLLM and ServerlessLLM fetch and load sequentially: a + c M.
-
-The published figures are sizes of FP16 checkpoints in units of 10^9 bytes, and cold TTFTs in seconds on V100 servers with 16
-Gbit/s each.
+docs/reference/fleet-measurements.md describes the terms, the fit and the published figures.
 
 Run: python -m benchmarks fleet/cold_ttft
 Time: ten seconds

@@ -13,7 +13,6 @@ import io
 import json
 import os
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,7 +26,7 @@ from typing import Any
 import aiohttp
 import psutil
 
-from benchmarks.common import ROOT
+from benchmarks.common import ROOT, run_coldstart
 from coldstart.fleet.live import node
 from coldstart.fleet.live.control import FleetControl, FleetReplica
 from coldstart.fleet.live.orders import RankFetched
@@ -46,7 +45,6 @@ from coldstart.host.live.starter import StartOrder
 from coldstart.launch import completions
 from coldstart.system.ipc import addresses
 from coldstart.system.paths import Cache
-from coldstart.validate.launchers import find_coldstart_command
 from coldstart.weights.prefetch import PrefetchError, client
 from tests.tools.link_cluster import LinkCluster, find_missing, link_cluster  # type: ignore[import-not-found]
 
@@ -70,9 +68,8 @@ class LinkedNode(node.NodeServers):
         own = {"XDG_RUNTIME_DIR": str(self.directory), "VLLM_HOST_IP": address, "GLOO_SOCKET_IFNAME": "eth0"}
         own |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         own |= {NAMESPACE: links.within(name)[3], "PYTHONPATH": str(ROOT)}
-        super().__init__(
-            address, _LinkedStarter(self.directory, Cache.at(), offline=True, env=os.environ | own)
-        )
+        servers = _LinkedStarter(self.directory, Cache.at(), offline=True, env=os.environ | own)
+        super().__init__(address, servers)
         self._namespace = own[NAMESPACE]
         self._listener = self._within(lambda: socket.create_server((address, 0)))
         self.place = self._listener.getsockname()
@@ -88,9 +85,8 @@ class LinkedNode(node.NodeServers):
 
     async def warm(self, launch: Launch) -> None:
         """Start a runtime template, from which all servers of this node are forked."""
-        self.templates.append(
-            template := self.servers.order_start(StartOrder(launch, READY_S, template="runtime"))
-        )
+        template = self.servers.order_start(StartOrder(launch, READY_S, template="runtime"))
+        self.templates.append(template)
         await template.ready
 
     async def call(self, method: str, *args: Any) -> Any:
@@ -267,16 +263,15 @@ async def linked_fleet(settings: FleetSettings) -> AsyncIterator[LinkedFleet]:
     with tempfile.TemporaryDirectory(prefix="cl-", dir="/tmp") as place, link_cluster() as links:
         fleet, endpoint = LinkedFleet(links, Path(place), settings), GatewayEndpoint(port=0)
         with listen(endpoint) as sock:
-            fleet.url, server = (
-                format_url(sock, endpoint),
-                create_server(Gateway(fleet.control, endpoint=endpoint)),
-            )
+            fleet.url = format_url(sock, endpoint)
+            server = create_server(Gateway(fleet.control, endpoint=endpoint))
             serving = asyncio.create_task(server.serve(sockets=[sock]))
             try:
-                connector = aiohttp.TCPConnector(limit=0, force_close=True)
-                async with aiohttp.ClientSession(
-                    connector=connector, timeout=aiohttp.ClientTimeout(None)
-                ) as fleet.session:
+                connector, never = (
+                    aiohttp.TCPConnector(limit=0, force_close=True),
+                    aiohttp.ClientTimeout(None),
+                )
+                async with aiohttp.ClientSession(connector=connector, timeout=never) as fleet.session:
                     yield fleet
             finally:
                 server.stop(at_once=True)
@@ -286,8 +281,7 @@ async def linked_fleet(settings: FleetSettings) -> AsyncIterator[LinkedFleet]:
 
 def materialize(model: str, *words: str) -> None:
     """Build the bundle of a model, if there is none. Its ranks are processes of this machine, which may have few cores."""
-    command = [*find_coldstart_command(), "materialize", model, "-q", "--", *words]
-    subprocess.run(command, check=True, env=os.environ | LOCAL)
+    run_coldstart("materialize", model, "-q", "--", *words, **LOCAL)
 
 
 def _enter(namespace: str) -> None:

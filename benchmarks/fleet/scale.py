@@ -1,10 +1,6 @@
 """A day of 1,000 servers and 10,000 models: time of each decision of the live core, and the size of its state. Simulated.
 
-Each server has four devices of 24 GB behind a link whose speed was measured (2 GB/s, 20 % more or less). A model has 13 GB of
-weights and 18 GB in all, an SLO of 7.5 s, and stops after 15 minutes. Requests arrive four times a second on average, half as
-often at night and half again as often at noon; the popularity of the models is log-normal. Every hour a server is lost, and
-joins again ten minutes later. Times are CPU seconds of the thread, so that other programs do not count. Python's collections
-count apart, and visit only what was created in the same hour. The state is measured as the bytes of its pickled form.
+docs/reference/fleet-measurements.md describes the servers, the load and the faults.
 
 Run: python -m benchmarks fleet/scale [HOURS]
 Time: about five minutes for 24 hours

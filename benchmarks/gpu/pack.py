@@ -75,9 +75,8 @@ def shrink(path: Path, architecture: int) -> None:
     shrunk = bytearray(library)
     for kind, target, offset, size in entries(library):
         code = library[offset : offset + size]
-        other = (
-            BF16_ONLY in path.name and b"bfloat16_t" not in code and (b"half_t" in code or b"e4m3" in code)
-        )
+        names_other = b"bfloat16_t" not in code and (b"half_t" in code or b"e4m3" in code)
+        other = BF16_ONLY in path.name and names_other
         if kind != _CUBIN or target != architecture or other:
             shrunk[offset : offset + size] = bytes(size)
     path.write_bytes(shrunk)
@@ -127,10 +126,7 @@ def main() -> None:
         for path in (out / "site").iterdir()
     }
     largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:15]
-    for name in largest:
-        print(f"{sizes[name] / MIB:8.1f} MiB  {name}")
     total = archive.stat().st_size / MIB
-    print(f"{total:8.1f} MiB  {archive}, of at most {options.limit_mib:g}")
     result = {"archive_mib": round(total, 1), "limit_mib": options.limit_mib}
     finish("gpu/pack", result | {"unpacked_mib": {name: round(sizes[name] / MIB, 1) for name in largest}})
     if total > options.limit_mib:

@@ -26,7 +26,7 @@ from typing import Any
 import aiohttp
 import psutil
 
-from benchmarks.common import ROOT, about, finish, parser, spread
+from benchmarks.common import ROOT, about, finish, parser, run_coldstart, spread
 from coldstart.system import paths
 from coldstart.validate.launchers import find_coldstart_command
 
@@ -48,7 +48,7 @@ AT_LEAST, MOST, REQUESTS = 3, 15, 200
 @contextmanager
 def run_host() -> Iterator[tuple[psutil.Process, str, Callable[[], Way]]]:
     """Run a host with the model; yield its process, its URL, and a function that returns the direct way to a started model."""
-    subprocess.run([*find_coldstart_command(), "materialize", MODEL, "-q", "--", *ARGS], check=True)
+    run_coldstart("materialize", MODEL, "-q", "--", *ARGS)
     with tempfile.TemporaryDirectory() as directory:
         file, log = Path(directory) / "host.toml", Path(directory) / "log"
         file.write_text(FILE)

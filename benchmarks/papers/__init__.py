@@ -1,9 +1,7 @@
 """Figures and tables of the papers: what is compared, the paper's value, and ours.
 
-An experiment returns rows of (what, paper, ours). `python -m benchmarks papers/fastserve-11` runs one and writes
-results/papers/fastserve-11.json; `python -m benchmarks papers/fastserve` runs all of that paper. `python -m benchmarks tables`
-writes the rows into the page of the paper, which says what is measured and why the values differ. An experiment that needs a
-GPU can be rehearsed: `papers/medusa-3 --rehearse`.
+`papers/fastserve-11` runs one and writes results/papers/fastserve-11.json, `papers/fastserve` all of that paper. The page of
+the paper says what is measured and why the values differ. Those that need a GPU have a rehearsal: `papers/medusa-3 --rehearse`.
 """
 
 from __future__ import annotations
@@ -36,27 +34,22 @@ def declare(*measures: Callable[..., Found], kind: str = "simulated") -> dict[st
 
 
 def run(name: str, experiments: Mapping[str, Experiment], arguments: Sequence[str]) -> None:
-    """Run experiments of the paper `name`; without numbers, all that need no GPU, or rehearse all others.
+    """Run experiments of the paper `name`, all without numbers. A rehearsal stores no result.
 
-    Raises SystemExit for an unknown number, and without a GPU where one is needed. A rehearsal stores no result.
+    Raises SystemExit for an unknown number, and without a GPU where one is needed.
     """
     options = parser(None)
+    options.set_defaults(rehearse=False, shapes=None)
     options.add_argument("numbers", nargs="*", metavar="NUMBER")
-    options.add_argument("--rehearse", action="store_true", help="take the steps on the CPU; store nothing")
-    options.add_argument("--shapes", help="models on the GPU, of benchmarks/llama.py, such as 1B,7b")
+    if any(one.needs_gpu for one in experiments.values()):
+        options.add_argument("--rehearse", action="store_true", help="run on the CPU; store nothing")
+        options.add_argument("--shapes", help="models on the GPU, of benchmarks/llama.py, such as 1B,7b")
     given = options.parse_args(arguments)
-    all_of_a_kind = (number for number, one in experiments.items() if one.needs_gpu == given.rehearse)
-    wanted = given.numbers or list(all_of_a_kind)
-    if unknown := [number for number in wanted if number not in experiments]:
-        hint = f"hint: choose among {', '.join(experiments)}"
-        raise SystemExit(f"error: {name} has no experiment {unknown[0]}\n{hint}")
-    for number in wanted:
+    if unknown := [number for number in given.numbers if number not in experiments]:
+        options.error(f"no experiment {unknown[0]}; there are {', '.join(experiments)}")
+    for number in given.numbers or experiments:
         one, full = experiments[number], f"papers/{name}-{number}"
         command = ["python", "-m", "benchmarks", full, *(["--shapes", given.shapes] if given.shapes else [])]
-        if (given.rehearse or given.shapes) and not one.needs_gpu:
-            raise SystemExit(
-                f"error: --rehearse and --shapes have no effect on {full}\nhint: python -m benchmarks {full}"
-            )
         if one.needs_gpu and not given.rehearse and nvml.read_free_bytes() is None:
             raise SystemExit(
                 f"error: {full} needs a GPU\nhint: rehearse it on the CPU: {' '.join(command)} --rehearse"

@@ -4,14 +4,7 @@ The simulator in coldstart/lab runs vLLM's scheduler, which takes ten times as l
 evicted. This one has the paper's three strategies: recompute drops the KV of an evicted job; reactive copies it in the
 iteration, which waits; proactive copies it beside iterations, and a job is ready when its copy has arrived.
 
-Profiles are roofline models, not measurements: an iteration reads the weights once and computes two FLOPs per parameter and
-token, devices in tensor parallel. They are set so that OPT-13B on one A100-40GB takes about 30 ms to decode, as the paper's
-limit (0.3 s) over ten.
-
-Lengths of requests: `alpaca` draws, with replacement, the token counts of the first 335 rows of the data set
-(traces/README.md). ShareGPT's conversations are not stored here: `sharegpt` draws log-normal lengths with the means that the
-vLLM paper prints in its Figure 11 (161.31 and 337.99 tokens). Their coefficients of variation are those of 500 of its first
-prompts (1.7) and of Alpaca's outputs (1.1). The real file is replayed by `coldstart trace-replay`.
+docs/explanation/fastserve.md describes the profiles, which are roofline models, and the lengths of the requests.
 """
 
 from __future__ import annotations

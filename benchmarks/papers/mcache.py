@@ -1,13 +1,6 @@
 """mCache's figures 6 to 10 and table 3, on the bare cache with the host's policies.
 
-Requests run one at a time. A request takes the loading time of its model plus E, the paper's execution and transfer,
-fitted from its Table 3 and Figure 10 at 80 %: (4.38 + E) / (1.68 + E) = 2.39. The paper's day of the Azure Functions trace of
-2019 and its sampling are not published, so a long-tailed trace by the recipe of section 6.1 replaces it, read literally: "We
-count the number of invocations to each service in the trace and distribute them in a random order across the specified time
-(e.g., 10 min)": each service has a count for each window of ten minutes, and its invocations are in random order within the
-window. "Remove services whose popularity quantile is higher than the 90th": 108 of 120 remain. How much a
-service's count changes between windows is not printed; it is a log-normal factor here (SPREAD). Sizes and loading times of
-the seven models are those of public checkpoints over a disk of 100 MB/s. LFU and ARC are those of libCacheSim.
+docs/explanation/mcache.md describes the trace, the models and the constants E and SPREAD.
 
 Run: python -m benchmarks papers/mcache [NUMBER...], or papers/mcache-NUMBER
 Time: ten seconds for all

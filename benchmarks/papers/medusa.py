@@ -1,8 +1,6 @@
 """MEDUSA's experiments that need a GPU: figures 3, 10 and 11, and table 1, with random weights of Llama shapes.
 
-In figures 10 and 11 no server runs when the first request of a trace arrives: that arrival starts it, and the client holds all
-requests until it has answered one for a token. Latencies count from the arrivals. A rehearsal takes the same steps with a tiny
-model on vLLM's CPU build, which has no CUDA graphs. The stages of a start are a table of `coldstart bench`.
+A rehearsal takes the same steps with a tiny model on vLLM's CPU build, which has no CUDA graphs.
 
 Run: python -m benchmarks papers/medusa [NUMBER...] [--rehearse] [--shapes 1B,7b], or papers/medusa-NUMBER
 Time: not timed on a GPU yet, rehearsed in some minutes
@@ -12,7 +10,6 @@ Result: papers/medusa-3.json and one for each other experiment; none of a rehear
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,6 +26,7 @@ from coldstart.artifacts.store import Store
 from pandas import Series
 
 from benchmarks import llama
+from benchmarks.common import run_coldstart
 from benchmarks.gpu.plan import REHEARSAL, VLLM_ARGS
 from benchmarks.papers import Experiment, Found, Rows, run
 from benchmarks.papers.engine import arrive, sharegpt
@@ -76,8 +74,7 @@ class Model:
     def materialize(self) -> Bundle:
         """Build the bundle with graphs. Raises CalledProcessError."""
         options = ("--graphs", "--format", "json", *self.with_graphs.separated_vllm_args)
-        command = [*launchers.find_coldstart_command(), "materialize", self.subject.model, *options]
-        printed = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
+        printed = run_coldstart("materialize", self.subject.model, *options)
         return Store(Cache.at().bundles).find_by_reference(json.loads(printed)["ref"])
 
     @contextmanager

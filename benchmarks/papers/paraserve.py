@@ -1,19 +1,7 @@
 """Figures of ParaServe on the simulated fleet: the live decisions with links and simulated time. Simulated.
 
-Start times come from `fleet/cold_ttft`. "ParaServe" grows a rank in place and moves a stream in 0.34 s, as the paper does;
-"this fleet" loads the full model in a second engine beside a rank, which on a GPU holds (1 + 1/s) times the weights until the
-switch (its engines on the CPU share them), loads weights after its imports, and moves a stream in the median gap of
-`fleet/moves`.
-
-Figures 13 and 14, `paraserve-links` and `paraserve-tpot` are measured on two network namespaces
-(`papers/paraserve_live.py`), which need root.
-
-Figures 10 to 12 have the servers, models, SLOs and request rates of the paper (testbed ii, table 2): 2 servers of 4 A10
-(64 Gbit/s), 4 of 4 V100 (16 Gbit/s), and 384 models, 64 each of Llama2-7B and 13B for chat, code and summaries, with 5 GB of
-KV each and 8 requests in a worker. Idle workers end after 30 s. The load differs: the paper uses the Azure Functions trace of
-2021. Here the popularity of the models is log-normal. Its skew follows from one published figure (under a tight SLO at most
-63 % of requests can be in time, CV 8). The invocations of each model (1.98 million in the hour) are a Gamma process with the
-given CV, of which a uniform sample makes the rate. Lengths are log-normal about the means of the data sets.
+Start times come from `fleet/cold_ttft`. docs/explanation/paraserve.md describes the systems, the load and the differences.
+Figures 13 and 14, `paraserve-links` and `paraserve-tpot` are measured (`papers/paraserve_live.py`), which needs root.
 
 Run: python -m benchmarks papers/paraserve [NUMBER...], or papers/paraserve-NUMBER
 Time: three minutes for 10, up to 15 for links and eight for 13 and 14 after their bundles, a minute or less for each other
@@ -153,8 +141,7 @@ def figure5() -> Found:
 
 def figure7() -> Found:
     """Burst of 240 requests for a stopped model that needs 30 workers of 8 requests, on 30 servers with one V100 each."""
-    rows: Rows = []
-    details = {}
+    rows, details = Rows(), {}
     for name, most in (PAPER, 1), (PAPER, 4), (OWN, 4):
         of = system(name, most_ranks=most)
         memory = 32 if name == PAPER else 40
@@ -260,8 +247,7 @@ def mean(name: str, cv: float, rate: float, **how: Any) -> float:
 
 def figure10() -> Found:
     """TTFT attainment by CV and requests per second, and how far the paper's ratio of 1.74 is reached."""
-    rows: Rows = []
-    gains = dict[str, list[float]]()
+    rows, gains = Rows(), dict[str, list[float]]()
     for cv, (at, rate) in product(CVS, enumerate(RPS)):
         ours = {name: mean(name, cv, rate) for name in ATTAINMENT}
         for name, value in ours.items():
@@ -306,8 +292,7 @@ def figure12() -> Found:
 
 def figure15() -> Found:
     """Cold TTFT of Llama2-7B on A10 with 5 Gbit/s for each function, four ranks, and idle workers for five minutes."""
-    rows: Rows = []
-    cold: dict[str, float] = {}
+    rows, cold = Rows(), dict[str, float]()
     trace = read_csv(HERE / "traces" / "azure_functions_2021.csv.xz")
     names = trace["function"].astype(str)
     arrivals = list(zip((trace["gap"].cumsum() / 1e7).tolist(), names, strict=True))

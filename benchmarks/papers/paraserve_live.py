@@ -1,46 +1,36 @@
 """Figures 13 and 14 of ParaServe, measured: real vLLM on the CPU, on two network namespaces with slow links.
 
-The proportions are those of Llama2-13B on V100: a link fetches the weights in 15.6 s, the KV has 5 bytes for 26 of weights, a
-device has 32, and the limit on the time to first token is 12 s. The fleet decides and predicts from its own inputs: times of
-the bundles, which `prepare` builds on the machine that measures, and measured hops.
+docs/explanation/paraserve.md describes the proportions, which are those of Llama2-13B on V100, and the fleet's inputs.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import cache, partial
 from itertools import pairwise, product
 from pathlib import Path
-from random import Random
 from shutil import copytree, ignore_patterns
 from statistics import fmean, median
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
 
 from benchmarks import llama
-from benchmarks.fleet.linked import LOCAL, Heard, LinkedFleet, linked_fleet, materialize
+from benchmarks.fleet.linked import Heard, LinkedFleet, linked_fleet, materialize
 from benchmarks.papers import Found, Rows, declare
 from coldstart.contract.arguments import Arguments
-from coldstart.errors import CommandFailedError
 from coldstart.fleet.live.deployments import build_deployment
 from coldstart.fleet.live.orders import build_rank_arguments
 from coldstart.fleet.specification import DeployOptions, FleetSettings, ServerSpec
 from coldstart.host.launches import Launch
-from coldstart.launch.completions import CompletionClient
 from coldstart.system.paths import Cache
-from coldstart.validate.launch import HOST, run_server
-from coldstart.validate.launchers import FRESH, ModelUnderTest, ServeLauncher
 from tests.support import range_server  # type: ignore[import-not-found]
 from tests.tools.memory import measure_memory_files, measure_private_bytes, watch_memory  # type: ignore[import-not-found]
 
-SHAPE, RANKS, NAME, TTFT_S, FETCH_S, START_S = "8-layers", 2, "m", 12.0, 15.6, 300.0
+SHAPE, RANKS, NAME, TTFT_S, FETCH_S = "8-layers", 2, "m", 12.0, 15.6
 NODES, SLO = ("one", "two"), f"ttft={TTFT_S}"
 KV, DEVICE = 5.0 / 26.03, 32.0 / 26.03
 TOKENS, BURST, BURST_TOKENS, BATCH = 512, 16, 64, 8
@@ -92,9 +82,8 @@ async def cold(
 
 async def ask(fleet: LinkedFleet, tokens: int, number: int = 0) -> Heard:
     body = {"model": NAME, "prompt": [100 + number, *range(200, 260)], "max_tokens": tokens}
-    heard = await fleet.stream(
-        body | {"temperature": 0, "ignore_eos": True, "return_token_ids": True}, Heard()
-    )
+    body |= {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    heard = await fleet.stream(body, Heard())
     assert heard.whole and not heard.error, heard.error
     return heard
 
@@ -246,41 +235,4 @@ async def choose(tpot_s: float) -> dict[str, Any]:
     return found | {"chosen": (launched.ranks, launched.full)}
 
 
-def tokens() -> Found:
-    """Greedy tokens of a pipeline of two ranks against those of one worker, by data type, compiled and eager."""
-    rows, details = Rows(), dict[str, Any]()
-    for dtype, flags in product(("float32", "bfloat16"), ((), ("--enforce-eager",))):
-        answers = [generate_tokens(ranks, dtype, flags) for ranks in (1, RANKS)]
-        what = f"{dtype}, {'eager' if flags else 'compiled'}"
-        servers = zip(("one worker", "two ranks"), answers, strict=True)
-        if failed := {name: found for name, found in servers if isinstance(found, str)}:
-            shown, details[what] = f"did not start: {', '.join(failed)}", failed
-        else:
-            differ = [[a != b for a, b in zip(*each, strict=True)] for each in zip(*answers, strict=True)]
-            first = details[what] = sorted(one.index(True) + 1 for one in differ if any(one))
-            shown = f"{len(first)} of {len(differ)} streams with another token, first at {first or 'none'}"
-        rows.append((f"two ranks and one worker, {what}", "-", shown))
-    return rows, {"first_differences": details}
-
-
-def generate_tokens(ranks: int, dtype: str, flags: Sequence[str]) -> list[list[int]] | str:
-    """Return the greedy tokens of tiny-llama after eight prompts, one at a time, or why the server failed."""
-    words = ("--max-model-len", "1024", "--kv-cache-memory-bytes", str(64 << 20), "--dtype", dtype, *flags)
-    words += ("--pipeline-parallel-size", str(ranks))
-    subject = ModelUnderTest("tiny-llama", "tiny-llama", words, ("--on-miss", "warn"))
-    random = Random(0)
-    prompts = [[random.randrange(10, 1900) for _ in range(length)] for length in range(20, 500, 60)]
-    os.environ |= LOCAL | {"OMP_NUM_THREADS": "1"}
-    try:
-        with (
-            TemporaryDirectory() as work,
-            run_server(ServeLauncher(subject, FRESH, Path(work)), Path(work, "run")) as server,
-        ):
-            client = CompletionClient(HOST, server.files.port)
-            client.await_first_token("a", deadline_s=time.monotonic() + START_S, check=server.check_alive)
-            return [list(client.complete(prompt, BURST_TOKENS).tokens) for prompt in prompts]
-    except CommandFailedError as error:
-        return f"{error}".splitlines()[-1]
-
-
-MEASURED = declare(figure13, figure14, links, tpot, tokens, kind="measured")
+MEASURED = declare(figure13, figure14, links, tpot, kind="measured")

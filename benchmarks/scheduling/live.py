@@ -1,9 +1,6 @@
 """Schedulers on real vLLM: time to first token in bursts, and whether the answers are equal.
 
-Five servers of tiny-llama on the CPU with few slots, and KV memory for a whole burst: first come, first served twice
-(the second shows the noise), by deadline, and both forms of skip-join MLFQ. Each round has a burst of its own, which all of
-them serve in an order that is drawn for the round. Each answer is compared with the first server's, token by token. A ratio is
-the first server's time over the other's in one round, so above 1 is a gain.
+benchmarks/SCHEDULING.md describes the servers, the rounds and the ratios.
 
 Run: python -m benchmarks scheduling/live [--minutes M]
 Time: 15 minutes
@@ -14,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
@@ -28,14 +24,14 @@ from typing import Any
 import aiohttp
 from pandas import DataFrame
 
-from benchmarks.common import about, finish, parser, spread
+from benchmarks.common import about, finish, parser, run_coldstart, spread
 from coldstart.bench import facts
 from coldstart.lab.live import VOCABULARY
 from coldstart.lab.plan import generate_prompt
 from coldstart.lab.traces import TraceRequest
 from coldstart.launch import completions
 from coldstart.validate.launch import HOST, run_server
-from coldstart.validate.launchers import FRESH, ModelUnderTest, ServeLauncher, find_coldstart_command
+from coldstart.validate.launchers import FRESH, ModelUnderTest, ServeLauncher
 
 RESULT, MODEL = "scheduling-live-cpu", "tiny-llama"
 KV = ("--kv-cache-memory-bytes", str(128 << 20))
@@ -96,8 +92,7 @@ async def serve(port: int, burst: Burst) -> tuple[dict[str, float], list[list[in
 
 def measure_bursts(seconds: float) -> Row:
     """Serve bursts for about `seconds`, in two rounds at least after one that warms up."""
-    command = [*find_coldstart_command(), "materialize", MODEL, "-q", "--profile-seconds", "20", "--", *ARGS]
-    subprocess.run(command, check=True)
+    run_coldstart("materialize", MODEL, "-q", "--profile-seconds", "20", "--", *ARGS)
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         work, ports, fallbacks = Path(name), dict[str, int](), dict[str, Any]()
         for scheduler, words in SCHEDULERS.items():

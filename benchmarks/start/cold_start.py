@@ -1,8 +1,6 @@
 """Time from process launch to the first token over HTTP, for plain vLLM and every start mode.
 
-A start imports torch and vLLM once, loads the weights and computes one token. Everything else that vLLM does at a start
-was done before for the same key. Runs are interleaved and their order rotates; figures are medians with their range.
-Measured on the CPU.
+Measured on the CPU; benchmarks/RESULTS.md describes the columns.
 
 Run: python -m benchmarks start/cold_start [--runs N] [--export FORMAT=FILE]
 Time: about 40 minutes for 5 runs

@@ -1,7 +1,6 @@
 """Growth of the start time with the model, for every start mode at four sizes.
 
-Importing and forking cost the same for every model; the weights grow. The models are llamas of random weights in bfloat16,
-built on first use and removed afterwards. Measured on the CPU.
+The models are built on first use and removed afterwards. Measured on the CPU.
 
 Run: python -m benchmarks start/model_sizes [16M|125M|0.5B|1B ...] [--runs N]
 Time: 10 to 40 minutes for each size
@@ -11,20 +10,17 @@ Result: model-sizes-cpu.json
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks import llama
-from benchmarks.common import finish, load, parser
+from benchmarks.common import finish, load, parser, run_coldstart
 from benchmarks.start.cold_start import VLLM_ARGS
 from coldstart.bench import run_order
 from coldstart.models import inspection
 from coldstart.system.paths import Cache
 from coldstart.system.snapshot.runtime_image import choose_engine_image_directory, measure_size
-from coldstart.validate.launchers import find_coldstart_command
 
 RESULT = "model-sizes-cpu"
 MODES = [mode for mode in run_order.DEFAULT_MODES if mode != run_order.VLLM_COLD]
@@ -53,9 +49,8 @@ def measure(size: str, runs: int, place: Path, cache: Cache) -> dict[str, Any]:
     weights = llama.build(size, model)
 
     def run(command: str, *options: str) -> str:
-        words = [*find_coldstart_command(), command, str(model), *options, "--", *VLLM_ARGS]
-        own = os.environ | {"COLDSTART_CACHE_DIR": str(cache.root)}
-        return subprocess.run(words, env=own, stdout=subprocess.PIPE, text=True, check=True).stdout
+        words = (command, str(model), *options, "--", *VLLM_ARGS)
+        return run_coldstart(*words, COLDSTART_CACHE_DIR=str(cache.root))
 
     built = run("materialize", "--snapshot", "--format", "json")
     modes = ("--modes", ",".join(MODES), "--no-steady", "--runs", str(runs))

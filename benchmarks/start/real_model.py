@@ -13,13 +13,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from benchmarks.common import RESULTS, finish
+from benchmarks.common import finish
 from benchmarks.start import transcript
 from coldstart.bench import facts
 from coldstart.launch.completions import CompletionClient
 from coldstart.validate.launch import HOST
 
-RESULT = RESULTS / "real-model-cpu.json"
 PORT, TOKENS, START_S = 8558, 16, 600.0
 PROMPTS = (
     "The capital of France is",
@@ -78,7 +77,7 @@ def main() -> None:
     rows = [{"prompt": one, "transformers": tokens} for one, tokens in zip(PROMPTS, expected, strict=True)]
     equal = {mode: tokens == expected for mode, tokens in answers.items()}
     versions = facts.list_versions()
-    finish(RESULT.stem, {"versions": versions, "prompts": rows, "equal": equal, "printed": printed})
+    finish("real-model-cpu", {"versions": versions, "prompts": rows, "equal": equal, "printed": printed})
     assert all(equal.values()), answers
 
 
