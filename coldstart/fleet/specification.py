@@ -193,7 +193,10 @@ class DeployOptions:
     )
     batch: int = setting(64, "Maximum number of concurrent requests per worker.", "--batch", "N")
     memory: str | None = setting(
-        None, "GPU memory of a worker, such as 16GiB; default: as recorded in the bundle.", "--memory", "SIZE"
+        None,
+        "Memory of a worker, such as 16GiB; default: what the bundle records, on a GPU for --batch requests.",
+        "--memory",
+        "SIZE",
     )
     size: str | None = setting(
         None, "Size of the weights, such as 14GiB; default: size of the weight files.", "--size", "SIZE"

@@ -63,7 +63,7 @@ def build_deployment(
     needed, recorded = parse_size(options.memory) if options.memory else 0, dict[int, float]()
     if not needed or start_s is None:
         known = profiles.choose_profile(launch, found, needed)
-        needed = needed or known.memory
+        needed = needed or limit_memory(found, known.memory, options.batch)
         if start_s is None:
             after_s, load_s = read_stages(found.bundle)
             start_s = max(0.0, known.start_s - after_s - load_s)
@@ -95,6 +95,18 @@ def build_deployment(
     if spec.held_twice and SHARE_GPU_WEIGHTS.read() and can_share_gpu_weights(launch, found):
         spec = replace(spec, held_twice=compute_held_twice(spec))
     return ModelDeployment(replace(launch, revision=found.model.revision), spec)
+
+
+def limit_memory(found: BundleLookup, most: int, batch: int) -> int:
+    """Return the memory in bytes for a worker on a GPU: the smallest, and KV cache for `batch` requests of full length.
+
+    It is at most `most`. By default vLLM uses nearly the whole GPU, which then has no memory for the engine that replaces a
+    pipeline. It is `most` on the CPU, and if the bundle does not record what a worker needs at least.
+    """
+    start = found.bundle and inspection.read_verification_start(found.bundle)
+    if not start or not start.device_floor_bytes or not start.kv_floor_bytes:
+        return most
+    return min(most, start.device_floor_bytes + (batch - 1) * start.kv_floor_bytes)
 
 
 def can_share_gpu_weights(launch: Launch, found: BundleLookup) -> bool:

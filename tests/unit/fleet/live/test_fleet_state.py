@@ -101,14 +101,19 @@ def build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Flee
     """Return a function that builds the specification of a deployment from the bundles by number of ranks."""
 
     def made(
-        slo: str, bundles: dict[int, Any], start_s: float | None = None, config: Any = None, **launched: Any
+        slo: str,
+        bundles: dict[int, Any],
+        start_s: float | None = None,
+        config: Any = None,
+        memory: str | None = "2GB",
+        **launched: Any,
     ) -> FleetModel:
         launch = Launch("m", "/models/m", **launched)
         found = Found(bundles, launch.args).refresh()
         found.model.config |= config or {}
         monkeypatch.setattr(deployments.profiles, "look_up_required_bundle", lambda *_, **__: found)
         monkeypatch.setattr(deployments.keys, "compose_key", lambda *_: None)
-        options = DeployOptions(slo=slo, batch=8, memory="2GB", size="1GB", start_s=start_s)
+        options = DeployOptions(slo=slo, batch=8, memory=memory, size="1GB", start_s=start_s)
         deployment = build_deployment(launch, options, Cache(tmp_path), offline=True)
         assert deployment.launch.revision == "c0ffee", "workers that start later must have the same weights"
         return deployment.spec
@@ -128,6 +133,18 @@ def test_gpu_memory_that_is_held_twice_excludes_shared_weights(
     assert held() == pytest.approx(0.5)  # the model needs 2 GB, half of it for weights
     experts = {"text_config": {"num_experts": 8}}
     assert held(source=None) == held("--quantization", "fp8") == held(config=experts) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("kv_bytes", "memory"), [(1 << 20, (4 << 30) + (7 << 20)), (1 << 30, 9 << 30), (None, 9 << 30)]
+)
+def test_gpu_worker_gets_kv_cache_for_its_requests(
+    kv_bytes: int | None, memory: int, build: Callable[..., FleetModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deployments.runtime, "targets_cpu", lambda: False)
+    needs = {"device_bytes": 9 << 30, "device_floor_bytes": 4 << 30, "kv_floor_bytes": kv_bytes}
+    stages = {"memory_bytes": 1 << 30, "ready_s": 2.0} | needs
+    assert build("", {1: bundle(stages=stages)}, memory=None).memory == memory
 
 
 @pytest.mark.parametrize(
