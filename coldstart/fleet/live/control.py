@@ -227,13 +227,11 @@ class FleetControl(RequestRouter):
         """
         name = deployment.spec.name
         before = self.state.models.get(name)
-        catalogue = _build_catalogue({**self.state.models, name: deployment})
         same = before is not None and before.launch.server_identity == deployment.launch.server_identity
         if before is not None and same:
             known = {**before.spec.joins, **deployment.spec.joins}
             deployment = replace(deployment, spec=replace(deployment.spec, joins=known))
-        self.state.deploy(deployment)
-        self.catalogue = catalogue
+        self._replace_models({**self.state.models, name: deployment})
         if before is not None and not same:
             self.emit(events.ModelRemoved(name))
         self.emit(events.ModelDeployed(deployment.spec))
@@ -249,9 +247,13 @@ class FleetControl(RequestRouter):
     def remove(self, model: str) -> None:
         """Remove a model. Raises UsageError if it is not deployed, and OSError if the state file cannot be written."""
         self._get_deployment(model)
-        self.state.remove(model)
-        self.catalogue = _build_catalogue(self.state.models)
+        self._replace_models({name: one for name, one in self.state.models.items() if name != model})
         self.emit(events.ModelRemoved(model))
+
+    def _replace_models(self, models: Mapping[str, ModelDeployment]) -> None:
+        catalogue = _build_catalogue(models)
+        self.state.replace_models(models)
+        self.catalogue = catalogue
 
     def drain(self, server: str) -> None:
         """Start no new workers on a server, migrate its streams to other servers, and record the drain in the state file.

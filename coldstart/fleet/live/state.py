@@ -8,7 +8,7 @@ measurement that cannot be saved remains in use until the process exits.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -27,7 +27,8 @@ MIN_FETCH_S, MIN_FETCH_BYTES = 1.0, 4 << 20
 NEW_SAMPLE_WEIGHT = 0.5
 
 
-def _update_average(before: float | None, found: float) -> float:
+def update_average(before: float | None, found: float) -> float:
+    """Return the average of earlier measurements, or None if there are none, and a new one."""
     return found if before is None else before + NEW_SAMPLE_WEIGHT * (found - before)
 
 
@@ -82,15 +83,8 @@ class FleetState:
         self.models: Mapping[str, ModelDeployment] = {one.spec.name: one for one in found.models}
         self.drained, self.links = found.drained, found.links
 
-    def deploy(self, deployment: ModelDeployment) -> None:
-        """Save a deployment. Raises OSError without changing the deployments if the file cannot be written."""
-        self._replace({**self.models, deployment.spec.name: deployment})
-
-    def remove(self, name: str) -> None:
-        """Remove a deployment. Raises OSError without changing the deployments if the file cannot be written."""
-        self._replace({known: one for known, one in self.models.items() if known != name})
-
-    def _replace(self, models: Mapping[str, ModelDeployment]) -> None:
+    def replace_models(self, models: Mapping[str, ModelDeployment]) -> None:
+        """Save these deployments instead of the earlier ones. Raises OSError without a change if the file cannot be written."""
         before, self.models = self.models, models
         try:
             self._save()
@@ -110,43 +104,14 @@ class FleetState:
         """
         if seconds < MIN_FETCH_S or size < MIN_FETCH_BYTES:
             return None
-        self.links[server] = _update_average(self.links.get(server), size / seconds)
+        self.links[server] = update_average(self.links.get(server), size / seconds)
         self._try_to_save()
         return self.links[server]
 
-    def record_join_time(self, name: str, ranks: int, seconds: float) -> FleetModel | None:
-        """Record how many seconds a group of `ranks` ranks took to become ready after its weights were loaded.
-
-        Return the updated model, or None if it is not deployed.
-        """
-
-        def change(spec: FleetModel) -> FleetModel:
-            before = spec.joins.get(ranks)
-            return replace(spec, joins={**spec.joins, ranks: _update_average(before, max(0.0, seconds))})
-
-        return self._correct(name, change)
-
-    def record_load_time(self, name: str, seconds: float) -> FleetModel | None:
-        """Record how many seconds a worker took to start its runtime and load weights that were already on its machine.
-
-        Return the updated model, or None if it is not deployed.
-        """
-
-        def change(spec: FleetModel) -> FleetModel:
-            # The measurement includes the start of the container and the device context.
-            library_s = max(0.0, seconds - spec.costs.container_s - spec.costs.context_s)
-            library_s = _update_average(spec.costs.library_s, library_s)
-            return replace(spec, costs=replace(spec.costs, library_s=library_s))
-
-        return self._correct(name, change)
-
-    def _correct(self, name: str, change: Callable[[FleetModel], FleetModel]) -> FleetModel | None:
-        if (known := self.models.get(name)) is None:
-            return None
-        spec = change(known.spec)
-        self.models = {**self.models, name: replace(known, spec=spec)}
+    def correct(self, spec: FleetModel) -> None:
+        """Replace the specification of a deployed model by one with times that a start has measured."""
+        self.models = {**self.models, spec.name: replace(self.models[spec.name], spec=spec)}
         self._try_to_save()
-        return spec
 
     def _try_to_save(self) -> None:
         try:

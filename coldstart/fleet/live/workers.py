@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from coldstart.fleet import events, sizing
@@ -18,7 +18,8 @@ from coldstart.fleet.core import FleetCore
 from coldstart.fleet.events import Event, LaunchRank
 from coldstart.fleet.groups import Group
 from coldstart.fleet.live import orders
-from coldstart.fleet.live.state import FleetState
+from coldstart.fleet.live.state import FleetState, update_average
+from coldstart.fleet.specification import FleetModel
 from coldstart.host.live.log import BackgroundTasks, Log
 
 
@@ -195,13 +196,12 @@ class Workers:
         For a single worker with local weights, record instead the seconds until its weights were loaded. Do so as well if the
         group was ready before its runtime should have been: it started from a template, and the bundle's start did not.
         """
-        model = self._core.models[first.model].spec
-        costs = model.costs
+        if (deployed := self._state.models.get(first.model)) is None:
+            return
+        model, costs = deployed.spec, deployed.spec.costs
         loaded_s = up.start_s - model.group_costs(first.ranks).join_s * first.ranks
-        if [one.fetched for one in ranks] == [None] and not self._state.models[
-            first.model
-        ].launch.weights_from:
-            self._record_load_time(first.model, loaded_s)
+        if [one.fetched for one in ranks] == [None] and not deployed.launch.weights_from:
+            self._record_load_time(model, loaded_s)
             return
         servers = self._core.roster.servers
         terms = [
@@ -215,16 +215,23 @@ class Workers:
             return
         fetched_s = max(one.fetched.seconds for one in ranks if one.fetched)
         if fetched_s < up.start_s < max(terms) <= costs.runtime_s:
-            self._record_load_time(first.model, loaded_s)
+            self._record_load_time(model, loaded_s)
             return
         seconds = up.start_s - max(terms)
         self._log.write("joined", group=first.group, seconds=round(seconds, 3))
-        if (spec := self._state.record_join_time(first.model, len(terms), seconds)) is not None:
-            self._emit(events.ModelDeployed(spec))
+        joined_s = update_average(model.joins.get(first.ranks), max(0.0, seconds))
+        self._correct(replace(model, joins={**model.joins, first.ranks: joined_s}))
 
-    def _record_load_time(self, name: str, seconds: float) -> None:
-        if (known := self._state.record_load_time(name, seconds)) is not None:
-            self._emit(events.ModelDeployed(known))
+    def _record_load_time(self, model: FleetModel, seconds: float) -> None:
+        """Record the seconds of a worker's start up to its loaded weights, which were on its machine."""
+        costs = model.costs
+        library_s = max(0.0, seconds - costs.container_s - costs.context_s)
+        library_s = update_average(costs.library_s, library_s)
+        self._correct(replace(model, costs=replace(costs, library_s=library_s)))
+
+    def _correct(self, spec: FleetModel) -> None:
+        self._state.correct(spec)
+        self._emit(events.ModelDeployed(spec))
 
     def _record_end(self, ended: orders.RankEnded, *, was_reached: bool = True) -> None:
         process = self.processes.pop(ended.worker, None)

@@ -106,6 +106,10 @@ async def test_start_with_local_weights_shows_the_time_of_the_runtime(tmp_path: 
         # Half of the difference to 8 s less the 2 s that follow the weights.
         assert after == pytest.approx((before + 6.0) / 2)
         assert FleetState(tmp_path / "state.json").models["a"].spec.costs.library_s == after
+        # A worker that is stopping can still become ready, although its model is no longer deployed.
+        control.remove("a")
+        control.workers.process_event(replace(up, start_s=8.0))
+        assert not control.state.models
 
 
 async def test_start_that_is_faster_than_its_runtime_corrects_the_time_of_the_runtime(tmp_path: Path) -> None:

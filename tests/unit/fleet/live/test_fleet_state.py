@@ -27,9 +27,7 @@ from coldstart.system.paths import Cache
 def test_state_retains_deployments(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "state.json"
     first = FleetState(path)
-    first.deploy(deployment("a", words=("--max-model-len", "64")))
-    first.deploy(deployment("b"))
-    first.remove("b")
+    first.replace_models({"a": deployment("a", words=("--max-model-len", "64"))})
     first.drain("s")
     assert first.record_fetch("s", 10**9, 1.0) == 1e9
     assert first.record_fetch("t", 10**9, 0.9) is None
@@ -37,7 +35,7 @@ def test_state_retains_deployments(tmp_path: Path) -> None:
     again = FleetState(path)
     assert again.models == first.models and list(again.models) == ["a"]
     assert (again.drained, again.links) == ({"s"}, {"s": 1e9})
-    FleetState(None).deploy(deployment("a"))
+    FleetState(None).replace_models({"a": deployment("a")})
 
 
 @pytest.mark.parametrize(
