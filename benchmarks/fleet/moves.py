@@ -1,12 +1,6 @@
 """Streams that move between two real vLLM servers with their KV: gaps, tokens and CPU; then faults during moves.
 
-The servers run tiny-llama on the CPU in network namespaces (`fleet/linked.py`), first in bf16, then in fp32. The gateway
-moves each stream as after a consolidation. Every second one is greedy: its tokens are compared with those of the same
-request that stays. `gap` is the time from stopping a stream to its next token. `cpu` is the target's CPU time to have the
-KV of 2,000 tokens: loaded, and computed.
-
-Then a process of one of the servers is killed, or stopped for a while, or its link is cut, at random times of moves in
-fp32. At the end vLLM must count no used block. A lease ends in an iteration, so the servers get short requests until then.
+docs/reference/fleet-measurements.md describes the streams, the faults and what each figure counts.
 
 Run: python -m benchmarks fleet/moves [--moves N] [--kills N] [--minutes M]
 Time: at most 20 minutes after the first run, which builds the bundles; no fault begins after M minutes
@@ -59,10 +53,8 @@ class Pair:
 
     async def serve(self, ended: str = "") -> None:
         """Wait until both servers serve, the group `ended` does not, and no request is open."""
-        now = self.fleet.control
-        await self.fleet.wait_until(
-            lambda: ended not in now.core.groups and self.replicas() and not now._tickets
-        )
+        now, wait = self.fleet.control, self.fleet.wait_until
+        await wait(lambda: ended not in now.core.groups and self.replicas() and not now._tickets)
 
     def replicas(self) -> list[FleetReplica]:
         """Return both servers; nothing unless both serve."""
@@ -112,9 +104,8 @@ async def measure_cpu(pair: Pair) -> dict[str, float]:
         assert pull is not None, pair.fleet.lines("kv not held")
         kv = sign(target.handover_key, pull)
         before = pair.fleet.cpu_s(target)
-        await pair.fleet.control.moves._complete(
-            target, stream.build_warmup_request(kv if name == "loaded_s" else None), LIMIT_S
-        )
+        request = stream.build_warmup_request(kv if name == "loaded_s" else None)
+        await pair.fleet.control.moves._complete(target, request, LIMIT_S)
         found[name].append(pair.fleet.cpu_s(target) - before)
         task.cancel()
         await pair.serve()
