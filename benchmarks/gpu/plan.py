@@ -1,9 +1,10 @@
 """Start modes of a 7B model on one GPU against plain vLLM, in parts with a time limit each; every answer is written at once.
 
-`probe` describes the machine and builds the model. `materialize` makes and proves the bundle. `compare` starts plain vLLM,
-plain vLLM with every free option, and each start mode in turn, with rotated order. `rest` tries single options, and starts
-from a bundle with CUDA graphs. A step that fails is recorded with the end of its log and does not stop the others. A rehearsal
-puts vLLM's CPU build and a double of the driver in place of the GPU.
+`probe` describes the machine, builds the model and times the imports. `device` measures copies and parked processes, and
+inspects a process before its fork. `materialize` makes and proves the bundle. `compare` starts plain vLLM, plain vLLM with
+every free option, and each start mode in turn, with rotated order. `rest` tries single options, and starts from a bundle with
+CUDA graphs. A step that fails is recorded with the end of its log and does not stop the others. A rehearsal puts vLLM's CPU
+build and a double of the driver in place of the GPU.
 
 Run: python -m benchmarks gpu/plan [PART...] --out DIR [--seconds N] [--shape 7b]
 Time: at most 28 minutes, as the parts' limits allow; on an H200 the last rounds of `compare` may be cut off
@@ -24,13 +25,14 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from statistics import median
+from subprocess import DEVNULL, PIPE
 from typing import Any
 
 from coldstart.artifacts.files import write_atomic
 
 from benchmarks import llama
 from benchmarks.common import ROOT, about, parser
-from benchmarks.gpu import predict
+from benchmarks.gpu import device, predict
 from coldstart.bench import measure
 from coldstart.system.proc import exits
 from coldstart.validate.launch import Launcher, run_server
@@ -85,18 +87,14 @@ class Part:
         row["seconds"] = round(time.monotonic() - start, 2)
         self.report["answers"][name] = row
         write_atomic(self.place, (json.dumps(self.report, indent=1) + "\n").encode())
-        found, brief = row.get("found"), ("first_token_s", "gpu", "report")
-        failure = row.get("error", "")[-700:]
-        short = {"answer": name, "s": row["seconds"], "left": round(self.left()), "error": failure}
-        short |= {key: found[key] for key in brief if key in found} if isinstance(found, dict) else {}
-        print(json.dumps(short), flush=True)
-        return found
+        print(json.dumps({"answer": name, "left": round(self.left()), **row})[:TAIL], flush=True)
+        return row.get("found")
 
     def run(self, name: str, *command: str) -> str:
         """Run a command and return its standard output. Raises RuntimeError with the ends of its output and of its log."""
         log = self.logs / f"{name}.log"
         with log.open("wb") as errors:
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, start_new_session=True)
+            process = subprocess.Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=errors, process_group=0)
         try:
             output = process.communicate(timeout=max(1.0, self.left()))[0].decode()
             problem = f"exit code {process.returncode}" if process.returncode else ""
@@ -115,6 +113,11 @@ class Part:
     def read_json(self, name: str, *words: str) -> None:
         """Record what a command of coldstart prints as JSON."""
         self.answer(name, lambda: json.loads(self.coldstart(name.replace(" ", "-"), *words)))
+
+    def ask(self, name: str, *words: str) -> None:
+        """Record the answer of a process to a question of `gpu/device`."""
+        command = (sys.executable, "-X", "importtime", "-m", "benchmarks.gpu.device", *words)
+        self.answer(name, lambda: json.loads(self.run(name, *command).splitlines()[-1]))
 
     def start(self, name: str, launcher: Launcher) -> dict[str, Any]:
         """Start a server, measure it until it has answered, and end it."""
@@ -188,8 +191,23 @@ def probe(part: Part) -> None:
     part.answer("model", lambda: llama.build(part.shape, Path(part.model)))
     part.read_json("doctor", "doctor", "--format", "json")
     for switch in ("disable", "enable"):
-        code = f"import gc; gc.{switch}(); from coldstart.vllm.engine import server; server.import_engine()"
-        part.answer(f"import, collector {switch}d", partial(part.run, "import", sys.executable, "-c", code))
+        part.ask(f"imports, collector {switch}d", "time_imports", switch)
+
+
+def ask_device(part: Part) -> None:
+    """Measure copies and parked processes, and inspect a process before its fork."""
+    for kind in device.KINDS:
+        part.ask(f"copy from {kind}", "hold", "4", "4", kind)
+    part.ask("park 0.5 GiB, and 8 GiB of pinned host memory", "park", "0.5", "8", device.ARENA)
+    before = device.HUGE_PAGES.read_text().partition("[")[2].partition("]")[0]
+    try:
+        for setting in ("madvise", "always"):
+            part.answer(f"set huge pages to {setting}", partial(device.HUGE_PAGES.write_text, setting))
+            part.ask(f"park 8 GiB, huge pages {setting}", "park", "8", "0.5", device.PAGEABLE)
+    finally:
+        with suppress(OSError):
+            device.HUGE_PAGES.write_text(before)
+    part.ask("fork after the configuration", "inspect_fork", "--model", part.model, *VLLM_ARGS)
 
 
 def materialize(part: Part) -> None:
@@ -241,7 +259,8 @@ def rest(part: Part) -> None:
 
 # Seconds of each part. On an H200 `materialize` took 193 s, and 24 starts of `compare` may take 800.
 PARTS: dict[str, tuple[Callable[[Part], None], float]] = {
-    "probe": (probe, 180.0), "materialize": (materialize, 300.0), "compare": (compare, 590.0), "rest": (rest, 590.0),
+    "probe": (probe, 150.0), "device": (ask_device, 180.0), "materialize": (materialize, 300.0),
+    "compare": (compare, 580.0), "rest": (rest, 450.0),
 }  # fmt: skip
 
 
@@ -257,14 +276,15 @@ def main() -> None:
     if unknown := set(options.parts) - set(PARTS):
         arguments.error(f"unknown part {', '.join(sorted(unknown))}")
     if options.rehearse:
-        from benchmarks.gpu.rehearsal import sitecustomize  # noqa: F401 - this process checks the modes, too
+        # This process checks the modes, too.
+        from tests.support.rehearsal import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
 
         options.shape, VLLM_ARGS[:], PROFILE[1] = "tiny", REHEARSAL, "5"
     work, out = options.work.resolve(), options.out.resolve()
     os.environ |= environment(work)
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     if options.rehearse:
-        paths = [str(Path(__file__).parent / "rehearsal"), *paths]
+        paths = [str(ROOT / "tests" / "support" / "rehearsal"), *paths]
         os.environ |= use_double(work / "driver")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     (work / "run").mkdir(mode=0o700, parents=True, exist_ok=True)

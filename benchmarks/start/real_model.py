@@ -54,9 +54,8 @@ def expected_tokens(directory: Path) -> list[list[int]]:
     model.generation_config.eos_token_id = None
     prompts = [tokenizer(prompt, return_tensors="pt") for prompt in PROMPTS]
     answers = [model.generate(**one, max_new_tokens=TOKENS, do_sample=False)[0] for one in prompts]
-    return [
-        answer[one["input_ids"].shape[1] :].tolist() for one, answer in zip(prompts, answers, strict=True)
-    ]
+    pairs = zip(prompts, answers, strict=True)
+    return [answer[one["input_ids"].shape[1] :].tolist() for one, answer in pairs]
 
 
 def served_tokens(port: int = PORT) -> list[list[int]]:

@@ -42,7 +42,7 @@ def test_bench_wakes_the_same_engine_in_each_round(machine: Machine) -> None:
     (driver / parker.LIBRARY).symlink_to(fake_cuda()._name)
     places = {"LD_LIBRARY_PATH": str(driver), "CUDA_FAKE_CHECKPOINTS": str(driver)}
     user = Machine(
-        machine.root / "asleep", {"PYTHONPATH": str(PROJECT / "benchmarks/gpu/rehearsal"), **places}
+        machine.root / "asleep", {"PYTHONPATH": str(PROJECT / "tests/support/rehearsal"), **places}
     )
     vllm = ("--", *VLLM, "--enable-sleep-mode")
     user.run("materialize", "tiny-llama", *vllm)

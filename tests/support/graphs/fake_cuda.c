@@ -22,6 +22,7 @@
  *   Unified Addressing             cuPointerGetAttributes: zeros, and success, for an address that it does not know.
  *   Checkpointing                  Lock, Checkpoint, Restore and Unlock want the states RUNNING, LOCKED, CHECKPOINTED and
  *                                  LOCKED of cuCheckpointProcessGetState, else ILLEGAL_STATE; reserved members are zero.
+ *                                  A process is known once it has a context.
  *   cuMemAlloc                     contents are undefined: 0xFF here. Addresses are host addresses.
  *   Virtual Memory Management      cuMemMap: the range was reserved and is not mapped; it has no access until cuMemSetAccess.
  *                                  cuMemUnmap: the range is that of one cuMemMap; memory lives until it is released and
@@ -530,12 +531,13 @@ API Result cuGraphLaunch(Graph *g, void *stream) {
     return result;
 }
 
+static void enrol(void);
 /* --- the rest ------------------------------------------------------------------------------------------ */
 API Result cuInit(unsigned flags) { initialised = 1; return OK; }
 API Result cuDriverGetVersion(int *out) { *out = 13000; return OK; }
 API Result cuDeviceGet(int *out, int ordinal) { *out = ordinal; return OK; }
 API Result cuDeviceGetCount(int *out) { *out = 0; return initialised ? OK : NOT_INITIALIZED; } /* PyTorch finds no device. */
-API Result cuDevicePrimaryCtxRetain(void **out, int device) { COUNT(); *out = &initialised; return OK; }
+API Result cuDevicePrimaryCtxRetain(void **out, int device) { COUNT(); enrol(); *out = &initialised; return OK; }
 API Result cuCtxSetCurrent(void *context) { COUNT(); return OK; }
 API Result cuCtxGetCurrent(void **out) { *out = &initialised; return OK; }
 API Result cuCtxSynchronize(void) { COUNT(); return OK; }
@@ -547,6 +549,14 @@ API Result cuCtxSynchronize(void) { COUNT(); return OK; }
 static int place(char *path, size_t size, const char *name) {
     const char *directory = getenv("CUDA_FAKE_CHECKPOINTS");
     return directory && snprintf(path, size, "%s/%s", directory, name) < (int)size;
+}
+
+/* A process can be locked once it has a context. */
+static void enrol(void) {
+    char name[16], path[512];
+    snprintf(name, sizeof name, "%d", getpid());
+    int file = place(path, sizeof path, name) ? open(path, O_WRONLY | O_CREAT | O_EXCL, 0600) : -1;
+    if (file >= 0) dprintf(file, "0"), close(file);
 }
 
 static int pid_file(char *path, size_t size, int pid) {
@@ -742,6 +752,8 @@ API Result cuMemRelease(uint64_t handle) {
 }
 API Result cuMemHostRegister_v2(void *host, size_t size, unsigned flags) { COUNT(); NOTE("pin "); registered++; return OK; }
 API Result cuMemHostUnregister(void *host) { COUNT(); NOTE("unpin "); registered--; return OK; }
+API Result cuMemHostAlloc(void **out, size_t size, unsigned flags) { COUNT(); registered++; return posix_memalign(out, 4096, size) ? UNKNOWN : OK; }
+API Result cuMemHostGetFlags(unsigned *flags, void *host) { COUNT(); *flags = 0; return registered ? OK : INVALID_VALUE; }
 API Result cuStreamCreate(void **out, unsigned flags) { COUNT(); *out = &copies; return OK; }
 static Result copy_later(uint64_t device, void *host, size_t size, int to_host) {
     COUNT();

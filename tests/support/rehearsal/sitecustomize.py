@@ -5,10 +5,7 @@ Python imports this module at the start of every process whose PYTHONPATH has it
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from coldstart.vllm import late
 
@@ -24,16 +21,11 @@ def permit_sleep(module: ModuleType) -> None:
 
 
 def permit_parking(module: ModuleType) -> None:
-    """Let a worker that sleeps be a process that the double of the driver knows."""
+    """Let a worker that sleeps be a process that the double of the driver knows, as it knows each one with a context."""
+    from coldstart.graphs.cuda.driver import primary_context
+
     suspend = module.ColdWorker.sleep
-
-    def sleep(self: Any, level: int = 1) -> None:
-        suspend(self, level)
-        state = Path(os.environ["CUDA_FAKE_CHECKPOINTS"]) / str(os.getpid())
-        if not state.exists():
-            state.write_text("0")
-
-    module.ColdWorker.sleep = sleep
+    module.ColdWorker.sleep = lambda self, level=1: (suspend(self, level), primary_context())[0]
     module.ColdWorker.checkpoint_prepare = module.ColdWorker.checkpoint_restore = lambda self: None
 
 
