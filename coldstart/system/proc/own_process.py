@@ -19,15 +19,12 @@ MADV_POPULATE_READ = 22
 _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
 
 
-def get_buffer_address(view: memoryview) -> int:
-    """Return the address of a writable buffer."""
-    return ctypes.addressof(ctypes.c_char.from_buffer(view))
-
-
-def populate_pages(address: int, size: int) -> None:
-    """Make all pages of the `size` mapped bytes at `address` present with one call, during which the GIL is released."""
-    start = address // PAGE * PAGE
-    LIBC.madvise(start, address + size - start, MADV_POPULATE_READ)
+def populate_pages(view: memoryview) -> None:
+    """Make all pages of a writable mapping present with one call, during which the GIL is released."""
+    if view.nbytes:
+        address = ctypes.addressof(ctypes.c_char.from_buffer(view))
+        start = address // PAGE * PAGE
+        LIBC.madvise(start, address + view.nbytes - start, MADV_POPULATE_READ)
 
 
 def trim_heap() -> None:

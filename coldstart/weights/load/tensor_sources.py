@@ -43,8 +43,6 @@ class PrefetchSource:
     def __init__(self, attached: WeightsLease, *, frees_loaded: bool = False) -> None:
         self.attached, self.frees_loaded = attached, frees_loaded
         self._loaded = deque[str]()
-        self._files: dict[str, memoryview] = {}
-        self._addresses: dict[str, int] = {}
 
     def sort_tensors(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return the tensors in the order in which to load them. To free memory early, available ones are the first."""
@@ -57,13 +55,10 @@ class PrefetchSource:
         self._free_loaded()
         try:
             self.attached.wait_for_bytes(tensor.file, tensor.offset, tensor.size)
-            if tensor.file not in self._files:
-                self._files[tensor.file] = self.attached.map_file(tensor.file)
-                self._addresses[tensor.file] = own_process.get_buffer_address(self._files[tensor.file])
+            view = self.attached.map_file(tensor.file)[tensor.offset : tensor.offset + tensor.size]
         except (PrefetchError, KeyError) as error:
             raise SourceLostError(str(error)) from error
-        own_process.populate_pages(self._addresses[tensor.file] + tensor.offset, tensor.size)
-        view = self._files[tensor.file][tensor.offset : tensor.offset + tensor.size]
+        own_process.populate_pages(view)
         if self.frees_loaded:  # PyTorch's tensors refer to the view until the last of them is freed
             weakref.finalize(view, self._loaded.append, tensor.name).atexit = False
         return view
@@ -84,7 +79,6 @@ class PrefetchSource:
     def close(self) -> None:
         """Release the lease."""
         self._free_loaded()
-        self._files.clear()
         self.attached.close()
 
 
@@ -97,7 +91,6 @@ class FileSource:
     def __init__(self, paths: Mapping[str, Path], tensors: Sequence[Tensor], ahead: bool = True) -> None:
         self.paths, self.ahead = paths, ahead
         self._maps: dict[str, memoryview] = {}
-        self._addresses: dict[str, int] = {}
         self._reading = PageIn(paths, tensors) if ahead else None
 
     def sort_tensors(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -112,9 +105,9 @@ class FileSource:
             raise SourceLostError(f"cannot map {tensor.file}: {error}") from error
         if tensor.offset + tensor.size > len(view):
             raise SourceLostError(f"{tensor.file} is truncated: it ends before tensor {tensor.name}")
-        if self.ahead:
-            own_process.populate_pages(self._addresses[tensor.file] + tensor.offset, tensor.size)
         data = view[tensor.offset : tensor.offset + tensor.size]
+        if self.ahead:
+            own_process.populate_pages(data)
         if tensor.digest and tensor.digest != "sha256:" + hashlib.sha256(data).hexdigest():
             raise SourceLostError(
                 f"tensor {tensor.name} at offset {tensor.offset} of {tensor.file} does not match its digest in the plan"
@@ -125,7 +118,6 @@ class FileSource:
         if name not in self._maps:
             with files.open_regular(self.paths[name]) as file:
                 self._maps[name] = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-            self._addresses[name] = own_process.get_buffer_address(self._maps[name])
         return self._maps[name]
 
     def get_fetch_stats(self) -> dict[str, Any]:

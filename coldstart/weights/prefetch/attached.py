@@ -47,14 +47,11 @@ class WeightsLease(AbstractContextManager["WeightsLease"]):
             ValueError: The file of a local source is shorter than in the plan.
         """
         file = self._layout.files[name]
-        if name not in self._views:
-            if self._region is not None:
-                self._views[name] = self._region[file.region_offset : file.region_offset + file.size]
-            elif file.size:
-                self._views[name] = memoryview(_map(files.open_descriptor(self._directory / name), file.size))
-            else:
-                self._views[name] = memoryview(b"")
-        return self._views[name]
+        if self._region is not None:
+            return self._region[file.region_offset : file.region_offset + file.size]
+        if file.size and name not in self._views:
+            self._views[name] = memoryview(_map(files.open_descriptor(self._directory / name), file.size))
+        return self._views.get(name, memoryview(b""))
 
     def wait_for_bytes(self, file: str, offset: int, size: int) -> None:
         """Block until bytes [offset, offset + size) of `file` are fetched and verified.
