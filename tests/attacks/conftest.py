@@ -25,9 +25,8 @@ STRANGER = 64321
 @pytest.fixture
 def signed(home: Path, tmp_path: Path) -> Bundle:
     """A bundle of this user's key, with a record that it is trusted."""
-    bundle = publish(
-        Store(Cache.at().bundles), tmp_path / "scratch", signer=sign.load_host_key(paths.state_dir())
-    )
+    signer = sign.load_host_key(paths.state_dir())
+    bundle = publish(Store(Cache.at().bundles), tmp_path / "scratch", signer=signer)
     assert inspection.trust(bundle).is_trusted
     return bundle
 

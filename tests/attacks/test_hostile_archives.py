@@ -206,9 +206,8 @@ def _siblings() -> Iterator[bytes]:
     """Yield long names that share 63 directories."""
     parts = ["d" * 60] * (LIMITS.path_depth - 1)
     for depth in range(1, LIMITS.path_depth):
-        yield trees.build_tar_header("/".join(parts[:depth]), is_directory=True).tobuf(
-            tarfile.PAX_FORMAT, "utf-8", "strict"
-        )
+        header = trees.build_tar_header("/".join(parts[:depth]), is_directory=True)
+        yield header.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
     above = "/".join(parts)
     yield from (_header(f"{above}/{number}") for number in range(LIMITS.tree_members // 20))
 
@@ -236,9 +235,8 @@ LONG = ("large pax headers", "one too many")
 
 def _compressed(headers: Iterable[bytes]) -> bytes:
     compressor = zstandard.ZstdCompressor(level=1).compressobj()
-    return b"".join(
-        [*map(compressor.compress, headers), compressor.compress(trees.TAR_END), compressor.flush()]
-    )
+    parts = [*map(compressor.compress, headers), compressor.compress(trees.TAR_END), compressor.flush()]
+    return b"".join(parts)
 
 
 @pytest.mark.parametrize(

@@ -139,9 +139,8 @@ async def test_slow_body_ends_after_its_time(tmp_path: Path) -> None:
 async def test_rest_of_a_refused_body_is_not_awaited(tmp_path: Path) -> None:
     async with attack(tmp_path, head_s=0.1) as stage:
         attacker = await Attacker.connect(stage)
-        await attacker.send(
-            POST.replace(b"application/json", b"text/plain") + b"content-length: 100\r\n\r\n{"
-        )
+        headers = POST.replace(b"application/json", b"text/plain")
+        await attacker.send(headers + b"content-length: 100\r\n\r\n{")
         assert await attacker.status() == 415
 
 

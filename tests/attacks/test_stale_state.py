@@ -21,9 +21,8 @@ PLAN = LaunchPlan(["serves"], key="sha256:" + "a" * 64)
 @pytest.fixture
 def parts(home: Path, tmp_path: Path) -> list[Path]:
     """Copy 50 files that this process has mapped or imported."""
-    chosen = random.Random(7).sample(
-        sorted({*fingerprint.list_imported_files(), *fingerprint.list_mapped_files(os.getpid())}), 200
-    )
+    files = {*fingerprint.list_imported_files(), *fingerprint.list_mapped_files(os.getpid())}
+    chosen = random.Random(7).sample(sorted(files), 200)
     small = [Path(file) for file in chosen if 0 < Path(file).stat().st_size < 5_000_000][:50]
     made = [tmp_path / f"{number:02}-{file.name}" for number, file in enumerate(small)]
     for file, copy in zip(small, made, strict=True):
@@ -70,9 +69,8 @@ def test_large_library_with_another_mtime_is_refused(tmp_path: Path) -> None:
     os.link(library, tmp_path / "link")
     assert fingerprint.find_mismatch(tmp_path, "template") is None
     os.utime(library, ns=(0, 0))
-    assert fingerprint.find_mismatch(tmp_path, "template") == (
-        f"{library} has changed since the template was created"
-    )
+    found = fingerprint.find_mismatch(tmp_path, "template")
+    assert found == f"{library} has changed since the template was created"
 
 
 @pytest.fixture
@@ -108,9 +106,8 @@ def test_a_template_of_another_environment_is_refused(
     warm: template_pool.RunningTemplate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_MAX_AUTOTUNE", "1")
-    assert str(template_pool.find_incompatibility(warm, PLAN)).startswith(
-        "TORCHINDUCTOR_MAX_AUTOTUNE: the template was created with none"
-    )
+    found = str(template_pool.find_incompatibility(warm, PLAN))
+    assert found.startswith("TORCHINDUCTOR_MAX_AUTOTUNE: the template was created with none")
 
 
 def test_template_of_another_machine_is_refused(warm: template_pool.RunningTemplate) -> None:
@@ -120,9 +117,8 @@ def test_template_of_another_machine_is_refused(warm: template_pool.RunningTempl
     for name in about["machine"]:
         other = about | {"machine": about["machine"] | {name: "another"}}
         record.write_text(json.dumps(other))
-        assert f"was created on {name} another, but this machine has" in str(
-            template_pool.find_incompatibility(warm, PLAN)
-        )
+        found = template_pool.find_incompatibility(warm, PLAN)
+        assert f"was created on {name} another, but this machine has" in str(found)
 
 
 VARIABLES = (

@@ -44,9 +44,8 @@ def store(home: Path) -> Store:
 
 
 def _signed(store: Store, home: Path, wanted: Key, created: str, **kv: object) -> Bundle:
-    return publish(
-        store, home / "s", wanted, signer=sign.load_host_key(paths.state_dir()), created=created, **kv
-    )
+    signer = sign.load_host_key(paths.state_dir())
+    return publish(store, home / "s", wanted, signer=signer, created=created, **kv)
 
 
 def _elsewhere(home: Path, wanted: Key, created: str, signed: bool, name: str = "elsewhere") -> str:

@@ -41,9 +41,8 @@ def test_bench_wakes_the_same_engine_in_each_round(machine: Machine) -> None:
     driver.mkdir(parents=True)
     (driver / parker.LIBRARY).symlink_to(fake_cuda()._name)
     places = {"LD_LIBRARY_PATH": str(driver), "CUDA_FAKE_CHECKPOINTS": str(driver)}
-    user = Machine(
-        machine.root / "asleep", {"PYTHONPATH": str(PROJECT / "tests/support/rehearsal"), **places}
-    )
+    places["PYTHONPATH"] = str(PROJECT / "tests/support/rehearsal")
+    user = Machine(machine.root / "asleep", places)
     vllm = ("--", *VLLM, "--enable-sleep-mode")
     user.run("materialize", "tiny-llama", *vllm)
     modes = ("--modes", "fresh,standby,parked")

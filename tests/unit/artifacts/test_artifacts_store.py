@@ -91,9 +91,8 @@ _FORMAT = (_RESOURCES / "FORMAT.md").read_text()
 
 def _parse(document: object) -> manifest.Manifest:
     data = json.dumps(document).encode()
-    return manifest.parse_manifest(
-        data, oci.ImageManifest(oci.BUNDLE_TYPE, oci.describe_blob(data, oci.CONFIG_TYPE), ())
-    )
+    config = oci.describe_blob(data, oci.CONFIG_TYPE)
+    return manifest.parse_manifest(data, oci.ImageManifest(oci.BUNDLE_TYPE, config, ()))
 
 
 def _provenance(**changes: object) -> dict[str, object]:

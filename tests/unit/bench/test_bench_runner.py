@@ -29,6 +29,17 @@ def test_step_of_the_device_plan_keeps_the_ends_of_both_streams(end: str, tmp_pa
         part.run("step", "sh", "-c", f"echo printed; echo logged >&2; {end}")
 
 
+def test_part_of_the_device_plan_keeps_its_answers_when_it_is_cut_off(tmp_path: Path) -> None:
+    part = plan.Part("probe", "7b", tmp_path, tmp_path, seconds=plan.LEAST_S + 5.0)
+    part.answer("first", lambda: 1)
+    with pytest.raises(KeyboardInterrupt):
+        part.answer("second", Mock(side_effect=KeyboardInterrupt))
+    assert json.loads(part.place.read_text())["answers"] == {"first": {"found": 1, "seconds": 0.0}}
+    part.end = 0.0
+    part.answer("third", lambda: 3)
+    assert json.loads(part.place.read_text())["answers"]["third"]["error"] == "no time was left"
+
+
 def bench(
     launchers: list[Launcher], settings: RunSettings, tmp_path: Path, runs: int = 2
 ) -> tuple[dict[str, Any], list[str]]:

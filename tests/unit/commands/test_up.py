@@ -340,9 +340,8 @@ def test_two_commands_at_one_moment_start_one_server(
     for number in range(rounds):
         outputs = bring_two_up(number, "--capture", "deferred")
         reports = [json.loads((output / "out").read_text()) for output in outputs]
-        (record,) = filter(
-            None, [directory.read() for directory in up_records.list_directories(lookup.cache)]
-        )
+        records = [directory.read() for directory in up_records.list_directories(lookup.cache)]
+        (record,) = filter(None, records)
         assert record.url == record.planned_url and record.url.startswith("http://127.0.0.1:")
         assert b"--capture\0deferred\0" in Path(f"/proc/{record.pid}/cmdline").read_bytes()
         down("--format", "json")

@@ -60,9 +60,8 @@ def publish(place: Path, section: Path, *, signed: bool = True, **kv: Any) -> Bu
 def prepared(bundle: Bundle, place: Path, *words: str) -> Any:
     model = ResolvedModel("tiny", None, "org/tiny", None, {})
     lookup = BundleLookup(model, Arguments(), Cache(place / "cache"), bundle.key, bundle)
-    return prepare.plan_with_bundle(
-        lookup, bundle, ServerWeights(lookup.model, Arguments(words)), trust=inspection.trust
-    )
+    weights = ServerWeights(lookup.model, Arguments(words))
+    return prepare.plan_with_bundle(lookup, bundle, weights, trust=inspection.trust)
 
 
 def test_store_to_engine_with_other_addresses(place: Path, rounds_bundle: Path, here: dict[str, Any]) -> None:
@@ -265,9 +264,8 @@ def _moving(memory: str, at: int) -> Change:
 @pytest.mark.parametrize("at", range(STEPS - 1))
 def test_graphs_over_moving_memory_are_refused_alone(here: Here, tmp_path: Path, at: int) -> None:
     """Its contents are not stored, so the proof fails for the graphs that need them."""
-    found = tables.load(
-        offline.run_offline_phase(tmp_path, Rounds(here, steps=STEPS, step=_moving("semaphore", at)))
-    )
+    section = offline.run_offline_phase(tmp_path, Rounds(here, steps=STEPS, step=_moving("semaphore", at)))
+    found = tables.load(section)
     assert sorted(found.graphs) == sorted(KEYS[1:]) and list(found.refused) == KEYS[:1]
     assert "restored and the captured graph have different outputs" in found.refused[KEYS[0]]
     with pytest.raises(NotProvenError, match="no graph could be verified"):

@@ -197,9 +197,8 @@ def test_distant_requests_give_the_results_of_the_untimed_cache(policy: str) -> 
     for time, model in asked:
         cache.request(model, time)
     specs = [ModelSpec.with_two_tiers(name, cost.memory, cost.penalty_s) for name, cost in costs.items()]
-    done = simulate(
-        [SimulatedRequest(t, m, 0.5) for t, m in asked], specs, _settings(memory=capacity, policy=policy)
-    )
+    requests = [SimulatedRequest(t, m, 0.5) for t, m in asked]
+    done = simulate(requests, specs, _settings(memory=capacity, policy=policy))
     assert sum(not one.cold for one in done.records) == cache.hits
     assert done.counts["start_s"] == pytest.approx(cache.cost_s)
 

@@ -65,9 +65,8 @@ def thawed(
     """Give the bundle a snapshot whose thaw returns an engine template. Only CRIU and its namespaces are fakes."""
     fake_engine("serves")
     socket = home / "thawed"
-    process = template_pool.spawn_template(
-        "engine", replace(PLAN, key=lookup.key.digest), socket, subprocess.DEVNULL, 20
-    )
+    plan = replace(PLAN, key=lookup.key.digest)
+    process = template_pool.spawn_template("engine", plan, socket, subprocess.DEVNULL, 20)
     thawed = FakeThawed(socket, process)
     assert lookup.bundle is not None
     image = runtime_image.choose_engine_image_directory(lookup.cache.runtimes, lookup.bundle.digest)
@@ -111,9 +110,8 @@ def test_weights_that_are_lost_while_the_server_starts_are_read_from_the_models_
         vllm_args=Arguments(["loses-weights"]),
         weights_from=WeightsRequest("http://weights.example", tmp_path),
     )
-    one = ladder.start_server(
-        ServeRequest(lookup, mode=mode, ready_timeout=20, weights_from="http://weights.example"), plan
-    )
+    request = ServeRequest(lookup, mode=mode, ready_timeout=20, weights_from="http://weights.example")
+    one = ladder.start_server(request, plan)
     one.running.process.signal(signal.SIGKILL)
     one.running.process.wait()
     (step,) = [step for step in one.unused.fallbacks if step.stage == "weights"]

@@ -209,12 +209,10 @@ def started(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
     (tmp_path / "section" / "triton" / "abc" / "x.json").write_text(json.dumps({}))
     signer = sign.load_host_key(paths.state_dir())
     bundle = publish_sections(Store(Cache.at().bundles), signer=signer, compile=tmp_path / "section")
-    lookup = BundleLookup(
-        ResolvedModel("tiny", None, "org/tiny", None, {}), Arguments(), Cache.at(), bundle.key, bundle
-    )
-    return lambda: prepare.plan_with_bundle(
-        lookup, bundle, ServerWeights(lookup.model, Arguments()), trust=inspection.trust
-    )
+    model = ResolvedModel("tiny", None, "org/tiny", None, {})
+    lookup = BundleLookup(model, Arguments(), Cache.at(), bundle.key, bundle)
+    weights = ServerWeights(lookup.model, Arguments())
+    return lambda: prepare.plan_with_bundle(lookup, bundle, weights, trust=inspection.trust)
 
 
 def _of_compile(plan: LaunchPlan) -> list[str]:

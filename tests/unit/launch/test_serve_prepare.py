@@ -32,9 +32,8 @@ def plenty(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
 def prepare_plan(bundle: Bundle, model: ResolvedModel, *vllm_args: str) -> LaunchPlan:
     given = Arguments(vllm_args)
     lookup = BundleLookup(model, given, Cache.at(), bundle.key, bundle)
-    return prepare.plan_with_bundle(
-        lookup, bundle, fetch.choose_weights_source(lookup), trust=inspection.trust
-    )
+    source = fetch.choose_weights_source(lookup)
+    return prepare.plan_with_bundle(lookup, bundle, source, trust=inspection.trust)
 
 
 def reasons(plan: LaunchPlan) -> dict[str, str]:

@@ -247,9 +247,8 @@ def thawed(
 ) -> Iterator[FakeThawed]:
     """Freeze the runtime; thawing returns a template. Only CRIU and its namespaces are fakes."""
     process_snapshot.freeze_runtime(Cache.at(), 9)
-    process = template_pool.spawn_template(
-        "runtime", replace(SERVED, key="another"), home / "thawed", subprocess.DEVNULL, 20
-    )
+    plan = replace(SERVED, key="another")
+    process = template_pool.spawn_template("runtime", plan, home / "thawed", subprocess.DEVNULL, 20)
     made = FakeThawed(home / "thawed", process)
     monkeypatch.setattr(process_snapshot, "restore_template", lambda image, plan: made)
     monkeypatch.setattr(processes, "find_outer_pid", lambda _, pid: pid)

@@ -43,9 +43,8 @@ if sys.argv[2] == "killed":
 def make_request() -> ServeRequest:
     """Return a request for a model that is never read; its plan is a fake."""
     model, cache = ResolvedModel("tiny", Path("tiny"), None, None, {}), Cache(Path("cache"))
-    return ServeRequest(
-        BundleLookup(model, Arguments(), cache, key()), mode="fresh", without_bundle=True, ready_timeout=20
-    )
+    lookup = BundleLookup(model, Arguments(), cache, key())
+    return ServeRequest(lookup, mode="fresh", without_bundle=True, ready_timeout=20)
 
 
 @pytest.fixture

@@ -73,9 +73,8 @@ def _cache(home: Path, repository: str, copy: str) -> Path:
         (place / "refs" / "main").write_text(COMMIT)
         (snapshot / "config.json").write_text("{}")
         shards = ("model-00001-of-00002.safetensors", SHARD)
-        (snapshot / "model.safetensors.index.json").write_text(
-            json.dumps({"weight_map": {f"t{number}": shard for number, shard in enumerate(shards)}})
-        )
+        shard_of = {f"t{number}": shard for number, shard in enumerate(shards)}
+        (snapshot / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shard_of}))
         for number, shard in enumerate(shards):
             header = json.dumps(
                 {f"t{number}": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}
