@@ -16,7 +16,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
@@ -193,7 +193,7 @@ def create_owned_directory(
     """
     # The lock ensures that no process removes a new directory before its owner holds the lock in it.
     with hold_lock(gate or base / _GATE):
-        for dead in list_dead_directories(base, prefix):
+        for dead in list_dead_directories(base, prefix, is_locked=True):
             _remove(dead, patience_s)
         own = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
         held = try_lock(own / _LOCK)
@@ -209,27 +209,31 @@ def create_owned_directory(
 
 def remove_dead_below(base: Path, prefix: str = "") -> list[str]:
     """Remove the dead directories below `base` that have this prefix, and return the PIDs of live owners. Raises OSError."""
-    owners = list[str]()
-    if base.is_dir():
-        with hold_lock(base / _GATE):
-            for one in (dead := list_dead_directories(base, prefix)):
-                _remove(one, 0.0)
-        for lock in base.glob(f"{prefix}*/{_LOCK}"):
-            # The owner may be removing its directory, or may not have written its PID yet.
-            with suppress(OSError, ValueError):
-                owners += [] if lock.parent in dead else [read_text(lock)]
+    owners, dead = list[str](), list_dead_directories(base, prefix)
+    for one in dead:
+        _remove(one, 0.0)
+    for lock in base.glob(f"{prefix}*/{_LOCK}"):
+        # The owner may be removing its directory, or may not have written its PID yet.
+        with suppress(OSError, ValueError):
+            owners += [] if lock.parent in dead else [read_text(lock)]
     return owners
 
 
-def list_dead_directories(base: Path, prefix: str = "") -> list[Path]:
-    """Return the directories below `base` that have this prefix and whose owner is dead. The caller holds the gate."""
-    dead = []
-    for directory in sorted(base.glob(f"{prefix}*")):
-        is_own = directory.is_dir() and not directory.is_symlink()
-        with suppress(OSError):  # the owner may be removing it, or may be another user
-            if is_own and (lock := try_lock(directory / _LOCK)) is not None:
-                os.close(lock)
-                dead.append(directory)
+def list_dead_directories(base: Path, prefix: str = "", *, is_locked: bool = False) -> list[Path]:
+    """Return the directories below `base` that have this prefix and whose owner is dead.
+
+    `is_locked` states that the caller holds the gate. Raises OSError.
+    """
+    dead = list[Path]()
+    if not base.is_dir():
+        return dead
+    with nullcontext() if is_locked else hold_lock(base / _GATE):
+        for directory in sorted(base.glob(f"{prefix}*")):
+            is_own = directory.is_dir() and not directory.is_symlink()
+            with suppress(OSError):  # the owner may be removing it, or may be another user
+                if is_own and (lock := try_lock(directory / _LOCK)) is not None:
+                    os.close(lock)
+                    dead.append(directory)
     return dead
 
 

@@ -129,7 +129,7 @@ def _is_retained(entry: oci.Descriptor, images: _Images, retained: Collection[st
 def _find_garbage(layout: OciLayout, kept: set[str], images: _Images, *, only_leftovers: bool) -> _Garbage:
     garbage = _Garbage(
         [
-            *files.list_dead_directories(layout.staging_dir),
+            *files.list_dead_directories(layout.staging_dir, is_locked=True),
             *layout.root.glob(".*.partial"),
             *layout.blobs_dir.glob(".*.partial"),
         ]

@@ -5,10 +5,9 @@ Invariant: sections of bundles in the store, and files that a running process ha
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,16 +54,17 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
     pruned = prune_bundles(store.layout, kept, drop=drop, dry_run=dry_run, trust=trust)
     remaining = [bundle for bundle in store.list_bundles() if bundle.digest not in pruned.removed]
     unpacked = _find_unpacked(cache, remaining)
-    with _find_partial_images(cache.runtimes) as partial:
-        frozen = (*partial, *_find_images(cache, remaining))
-        freed = pruned.freed_bytes + sum(map(runtime_image.measure_size, (*unpacked, *frozen)))
-        if not dry_run:
-            remove_paths(unpacked)
-            for path in unpacked:
-                file_state.locate_record("unpacked", path).unlink(missing_ok=True)
-            for path in frozen:
-                runtime_image.remove_image(path)
+    frozen = (
+        *files.list_dead_directories(cache.runtimes, runtime_image.PARTIAL),
+        *_find_images(cache, remaining),
+    )
+    freed = pruned.freed_bytes + sum(map(runtime_image.measure_size, (*unpacked, *frozen)))
     if not dry_run:
+        remove_paths(unpacked)
+        for path in unpacked:
+            file_state.locate_record("unpacked", path).unlink(missing_ok=True)
+        for path in frozen:
+            runtime_image.remove_image(path)
         scratch.remove_dead_directories()
         files.remove_dead_below(paths.runtime_dir(), process_snapshot.PREFIX)
         for generation in cache.models.glob("tiny-v*"):
@@ -113,19 +113,6 @@ def _list_mapped_files() -> set[str]:
 def _is_mapped(path: Path, mapped: Collection[str]) -> bool:
     prefix = str(path.resolve()).lstrip("/") + "/"
     return any(name.startswith(prefix) for name in mapped)
-
-
-@contextmanager
-def _find_partial_images(root: Path) -> Iterator[list[Path]]:
-    """Yield the partial images that killed processes left. During the block, hold the lock that image creation needs."""
-    partial = root / runtime_image.PARTIAL
-    # While an image is being created, its process has the lock.
-    held = files.try_lock(root / runtime_image.LOCK) if partial.is_dir() else None
-    try:
-        yield [] if held is None else [partial]
-    finally:
-        if held is not None:
-            os.close(held)
 
 
 def _find_images(cache: Cache, remaining: Sequence[Bundle]) -> Iterator[Path]:

@@ -151,7 +151,7 @@ def test_freeze_leaves_no_process_and_no_image_when_killed(cache: Cache, home: P
     wait_until(lambda: has_ended(template))
     assert process_snapshot.find_runtime(cache) is None
     assert process_snapshot.freeze_runtime(cache, 60).is_dir()
-    assert [path.name for path in cache.runtimes.iterdir() if path.name.endswith(".partial")] == []
+    assert [path.name for path in cache.runtimes.iterdir() if path.name.startswith(".partial")] == []
 
 
 PLACES = (

@@ -26,7 +26,9 @@ from coldstart.system import file_state, fingerprint, runtime
 FORMAT = 1
 ABOUT = "snapshot.json"
 _KIND = "frozen"
-LOCK, PARTIAL = ".lock", ".partial"
+_LOCK = ".lock"
+PARTIAL = ".partial-"
+"""Prefix of the directories of unfinished images."""
 
 
 @dataclass(frozen=True)
@@ -79,22 +81,18 @@ def publish_image(image: Path) -> Iterator[Path]:
         OSError, NoLocksError: The directory cannot be created or locked.
     """
     files.create_private_directory(image.parent)
-    with files.hold_lock(image.parent / LOCK):
-        partial = image.with_name(PARTIAL)
-        shutil.rmtree(partial, ignore_errors=True)
+    with files.hold_lock(image.parent / _LOCK), files.create_owned_directory(image.parent, PARTIAL) as own:
+        partial = own / "image"
         partial.mkdir(mode=0o700)
-        try:
-            yield partial
-            # Only the owner reads the files, which are on the disk before the directory gets its name.
-            for path in partial.iterdir():
-                path.chmod(0o600)
-                with path.open("rb") as file:
-                    os.fsync(file.fileno())
-            files.sync_directory(partial)
-            shutil.rmtree(image, ignore_errors=True)
-            partial.rename(image)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+        yield partial
+        # Only the owner reads the files, which are on the disk before the directory gets its name.
+        for path in partial.iterdir():
+            path.chmod(0o600)
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        files.sync_directory(partial)
+        shutil.rmtree(image, ignore_errors=True)
+        partial.rename(image)
         file_state.record_directory(_KIND, image, str(FORMAT))
 
 

@@ -207,7 +207,7 @@ def test_changed_image_is_refused(make: Make, spoil: Callable[[Path], object], r
 
 def test_prune_removes_unusable_images_and_leftovers(make: Make, root: Path) -> None:
     kept, old = make("a" * 64), make("b" * 64, kernel="3.1")
-    left = root / ".partial"
+    left = root / ".partial-x"
     left.mkdir()
     (left / "pages-1.img").write_bytes(b"half" * 4096)
     planned = pruning.prune(Cache.at(), dry_run=True)
