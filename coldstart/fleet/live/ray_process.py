@@ -25,6 +25,8 @@ from coldstart.contract import environment
 from coldstart.errors import CommandFailedError, UsageError
 from coldstart.fleet.specification import ServerSpec
 from coldstart.host.live.log import Log
+from coldstart.launch.server import end, has_ended
+from coldstart.launch.server_process import ChildServer
 from coldstart.system.ipc.addresses import find_free_port
 from coldstart.system.paths import Cache
 from coldstart.system.proc.lifeline import die_with_supervisor
@@ -136,11 +138,11 @@ class RayProcess:
     """Process of one Ray node. If any of its child processes exits, Ray shuts down the whole node."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
-        self.process, self.log = process, log
+        self.process, self.log = ChildServer(process), log
 
     def has_ended(self) -> bool:
         """Return whether the node has exited."""
-        return self.process.poll() is not None
+        return has_ended(self.process, 0.0)
 
     def find_error(self) -> str:
         """Return why Ray exited: the last error in its log, or the last line if there is no error."""
@@ -150,10 +152,10 @@ class RayProcess:
 
     def wait(self) -> str:
         """Wait until Ray has started, and return the IP address of the node. Raises CommandFailedError if it does not start."""
-        end = time.monotonic() + START_TIMEOUT_S
+        deadline_s = time.monotonic() + START_TIMEOUT_S
         over = False
         while not over:
-            over = time.monotonic() > end or self.has_ended()
+            over = time.monotonic() > deadline_s or self.has_ended()
             text = self.log.read_text(errors="replace")
             if "Ray runtime started" in text:
                 # Ray chooses the address itself, even if loopback is requested.
@@ -169,12 +171,7 @@ class RayProcess:
 
     def end(self) -> None:
         """Stop the node and all its processes, and wait until it has exited."""
-        self.process.terminate()
-        try:
-            self.process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            self.process.wait()
+        end(self.process, STOP_TIMEOUT_S)
 
 
 @contextmanager
