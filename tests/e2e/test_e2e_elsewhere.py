@@ -45,9 +45,9 @@ class Elsewhere:
         return [call for call in calls if " -o " in call or " -c " in call]
 
     def unpacked(self) -> dict[str, int]:
-        """Return every file of the unpacked code with its size, without inductor's empty locks."""
+        """Return every file of the unpacked code with its size, without inductor's empty locks and marks."""
         root = self.machine.cache / "unpacked"
-        files = [path for path in root.glob("*/**/*") if path.is_file() and path.suffix != ".lock"]
+        files = [p for p in root.glob("*/**/*") if p.is_file() and p.suffix not in (".lock", ".load_ok")]
         return {str(Path(*path.relative_to(root).parts[1:])): path.stat().st_size for path in files}
 
 

@@ -253,19 +253,25 @@ def test_smallest_kv_cache_is_the_smallest_that_vllm_accepts(
 ) -> None:
     import torch
     from vllm.config import VllmConfig
-    from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
     from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
+    try:
+        from vllm.v1.core import kv_cache_planning as planning
+    except ImportError:  # vLLM before 0.33
+        from vllm.v1.core import kv_cache_utils as planning
     config, size = VllmConfig(), {"block_size": 16, "num_kv_heads": 2, "head_size": 64, "dtype": torch.half}
     config.cache_config.kv_cache_layout = layout
     model = SimpleNamespace(max_model_len=1000, original_max_model_len=1000, is_hybrid=False)
+    model.supports_kv_cache_grouping = False
     monkeypatch.setattr(config, "model_config", model)
     specs: dict[str, Any] = {f"full.{layer}": FullAttentionSpec(**size) for layer in range(3)}
     if window:  # vLLM pads the smaller of two groups
         specs |= {f"slide.{layer}": SlidingWindowSpec(**size, sliding_window=window) for layer in range(2)}
 
     def plan(memory: int) -> Any:
-        return get_kv_cache_configs(config, [dict(specs)], [memory])[0]
+        find_groups = getattr(planning, "get_global_kv_cache_groups", None)
+        groups = [find_groups(config, [dict(specs)])] if find_groups else []
+        return planning.get_kv_cache_configs(config, [dict(specs)], [memory], *groups)[0]
 
     runner = SimpleNamespace(vllm_config=config, kv_cache_config=plan(1 << 30), model_memory_usage=7)
     needs = offline.measure_rank(SimpleNamespace(model_runner=runner))
