@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
     words = ["tiny-llama", f"--export=json={RESULT}", *arguments, "--", *VLLM_ARGS]
     command = [*find_coldstart_command(), "bench", *words]
     code = subprocess.run(command, check=False).returncode
-    if RESULT.exists():
+    if code == 0:
         finish(RESULT.stem, json.loads(RESULT.read_text()))
     return code
 
