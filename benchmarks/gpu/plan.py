@@ -83,7 +83,7 @@ class Part:
             try:
                 row["found"] = work()
             except Exception as error:  # noqa: BLE001 - one failed answer must not lose the others
-                row["error"] = f"{type(error).__name__}: {error}"[-TAIL:]
+                row["error"] = f"{type(error).__name__}: {error}".replace(sys.prefix, "")[-TAIL:]
         row["seconds"] = round(time.monotonic() - start, 2)
         self.report["answers"][name] = row
         write_atomic(self.place, (json.dumps(self.report, indent=1) + "\n").encode())
@@ -250,6 +250,7 @@ def rest(part: Part) -> None:
     part.read_json("materialize with graphs", "materialize", "--graphs", *words)
     part.read_json("graphs", "inspect", *words)
     part.answer("fresh with graphs", lambda: part.serve("fresh", 12, "-cc", FULL_DECODE_ONLY))
+    part.answer("no warm-up", lambda: part.plain(VLLM_WARM, 14, "--kernel-config.enable_jit_warmup=false"))
     # Last, because every process after this line finds the package.
     os.environ["PYTHONPATH"] = f"{os.environ.get('PLAN_OPTIONAL', '')}:{os.environ['PYTHONPATH']}"
     for name, mode in (("instanttensor", VLLM_WARM), ("instanttensor, free options", VLLM_FREE)):
