@@ -162,7 +162,7 @@ async def test_moves_whose_clients_left_give_way_to_the_next(tmp_path: Path) -> 
             asyncio.create_task(stage.events("a", f"{n}", max_tokens=400, temperature=0)) for n in range(3)
         ]
         tickets = stage.control._tickets
-        await wait_until(lambda: [one.continuation is not None for one in tickets.values()] == [True] * 3)
+        await wait_until(lambda: [one.response is not None for one in tickets.values()] == [True] * 3)
         beside.gate.set()
         await wait_until(lambda: sum(one.move is not None for one in tickets.values()) == 2)
         await wait_until(lambda: beside.generating == 2)
