@@ -267,10 +267,8 @@ async def linked_fleet(settings: FleetSettings) -> AsyncIterator[LinkedFleet]:
             server = create_server(Gateway(fleet.control, endpoint=endpoint))
             serving = asyncio.create_task(server.serve(sockets=[sock]))
             try:
-                connector, never = (
-                    aiohttp.TCPConnector(limit=0, force_close=True),
-                    aiohttp.ClientTimeout(None),
-                )
+                connector = aiohttp.TCPConnector(limit=0, force_close=True)
+                never = aiohttp.ClientTimeout(None)
                 async with aiohttp.ClientSession(connector=connector, timeout=never) as fleet.session:
                     yield fleet
             finally:
