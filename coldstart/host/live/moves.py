@@ -28,6 +28,7 @@ from coldstart.launch.scheduler import reserve_cores
 from coldstart.system.secrets import drop_secret_options
 from coldstart.vllm.handover import can_hand_over, handover_arguments
 
+# Each of the two steps of a move may take this long: the warm-up of the target, and its first token.
 MOVE_TIMEOUT_S = 60.0
 # The source responds in its next iteration. If a full batch delays it, the target recomputes the tokens.
 HOLD_TIMEOUT_S = 5.0
@@ -95,7 +96,7 @@ class Moves:
         return self._tickets.get(ticket.ticket_id) is ticket
 
     async def _move(self, ticket: Ticket, target: Replica) -> bool:
-        source, stream, deadline = ticket.target, ticket.continuation, self._clock() + MOVE_TIMEOUT_S
+        source, stream = ticket.target, ticket.continuation
         if source is None or stream is None or ticket.response is None:
             self._log.write(
                 "not moved", request=ticket.ticket_id, reason="another server cannot resume the stream"
@@ -114,20 +115,18 @@ class Moves:
             pull = await self._hold_kv(ticket, source, target, stream, at_end=True)
         # Several tokens that arrive together share one text. A sampled stream can stop only after a token with its own text.
         patience = self._clock() + TEXT_TIMEOUT_S
-        while not (stream.finished or stream.is_resumable) and self._clock() < patience:
-            if not self._is_open(ticket):
-                return False
+        while self._is_open(ticket) and not (stream.finished or stream.is_resumable):
+            if self._clock() > patience:
+                return self._record_failed_move(ticket, "the client already has part of the text that comes next")
             await asyncio.sleep(TEXT_POLL_S)
         if not self._is_open(ticket) or stream.finished:
             return False
-        if not stream.is_resumable:
-            return self._record_failed_move(ticket, "the client already has part of the text that comes next")
         stream.kv = None if pull is None else handover.sign(target.handover_key, pull)
         generated, stopped_s = len(stream.tokens), self._clock()
         settled: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         ticket.move = MovingStream(target, settled)
         ticket.response.interrupt()
-        await asyncio.wait([settled], timeout=max(0.0, deadline - stopped_s))
+        await asyncio.wait([settled], timeout=MOVE_TIMEOUT_S)
         if not settled.done():
             self.roll_back(ticket, "the new server did not continue the stream in time")
             ticket.response.interrupt()

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,8 @@ async def test_a_stream_moves_with_its_kv_where_the_pipeline_holds_it(
         ranks, beside = await _pipeline(stage)
         ranks[0].servers = replace(ranks[0].servers, pause_s=0.05, holds_kv=held)
         beside.servers = replace(beside.servers, loses_kv=lost)
+        # The target may take most of the time limit to prepare, and as long again to continue the stream.
+        stage.control.moves._clock = count(0.0, 45.0).__next__
         more = {"max_tokens": 300, "temperature": 0}
         moved = asyncio.create_task(stage.events("a", "stream", **more))
         facts = stage.control.facts.get_model("a")
