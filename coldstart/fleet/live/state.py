@@ -85,17 +85,14 @@ class FleetState:
 
     def replace_models(self, models: Mapping[str, ModelDeployment]) -> None:
         """Save these deployments instead of the earlier ones. Raises OSError without a change if the file cannot be written."""
-        before, self.models = self.models, models
-        try:
-            self._save()
-        except OSError:
-            self.models = before
-            raise
+        self._save(models, self.drained)
+        self.models = models
 
     def drain(self, server: str) -> None:
-        """Record that a server accepts no new workers. Raises OSError if the file cannot be written."""
-        self.drained.add(server)
-        self._save()
+        """Record that a server accepts no new workers. Raises OSError without a change if the file cannot be written."""
+        drained = {*self.drained, server}
+        self._save(self.models, drained)
+        self.drained = drained
 
     def record_fetch(self, server: str, size: int, seconds: float) -> float | None:
         """Record a fetch of `size` bytes in `seconds` seconds that had the server's link to itself.
@@ -115,12 +112,12 @@ class FleetState:
 
     def _try_to_save(self) -> None:
         try:
-            self._save()
+            self._save(self.models, self.drained)
         except OSError as error:
             self.log.write("state not written", reason=error.strerror or str(error))
 
-    def _save(self) -> None:
+    def _save(self, models: Mapping[str, ModelDeployment], drained: set[str]) -> None:
         if self.path is not None:
-            kept = _StateFile(1, tuple(self.models.values()), self.drained, self.links)
+            kept = _StateFile(1, tuple(models.values()), drained, self.links)
             self.path.parent.mkdir(parents=True, exist_ok=True)
             files.write_atomic(self.path, json.dumps(encode(kept), indent=1).encode(), mode=0o600)

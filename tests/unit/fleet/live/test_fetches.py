@@ -143,8 +143,10 @@ async def test_observed_rate_of_a_full_disk_is_used(tmp_path: Path, monkeypatch:
         assert 0.95 * (32 << 20) < rate <= 32 << 20
         assert control.core.models["a"].spec.joins == {1: pytest.approx(7.0)}
         # A request that cannot be saved is refused with the reason; the model continues to serve.
-        with pytest.raises(OSError, match="No space"):
-            control.scale("a", 0, 1)
+        for refused in (lambda: control.scale("a", 0, 1), lambda: control.drain("s0")):
+            with pytest.raises(OSError, match="No space"):
+                refused()
+        assert not control.state.drained
         assert control.state.models["a"].spec.most == control.core.models["a"].spec.most == 2
         assert (await stage.ask("a"))[0] == 200
 
