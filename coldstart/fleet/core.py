@@ -151,7 +151,7 @@ class FleetCore:
         if model is None:
             return
         model.retired = True
-        model.avoided_until.clear()
+        model.forget_failures()
         self._agenda.unblock(name)
         for request in list(model.waiting):
             self._agenda.remove_request(request)

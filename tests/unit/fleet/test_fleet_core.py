@@ -364,6 +364,15 @@ def test_single_worker_starts_when_the_pipeline_did_not() -> None:
     assert one.models["large"].failed_ranks.keys() == {2, 3}
 
 
+def test_changed_deployment_starts_at_once_after_a_failed_start() -> None:
+    one = FleetCore(FleetSettings(), SERVERS[:1], MODELS[:1])
+    (first,) = launches(one.handle(events.RequestArrived("1", "small"), 0.0))
+    one.handle(events.WorkerEnded(first.worker, "invalid argument"), 1.0)
+    one.handle(events.ModelRemoved("small"), 1.0)
+    one.handle(events.ModelDeployed(MODELS[0]), 1.0)
+    assert launches(one.handle(events.RequestArrived("2", "small"), 1.0))
+
+
 def test_waiting_request_is_refused_after_the_hold_time() -> None:
     one = FleetCore(FleetSettings(hold_s=20.0), [], MODELS[:1])
     assert one.handle(events.RequestArrived("1", "small"), 0.0) == []
