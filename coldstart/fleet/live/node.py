@@ -106,10 +106,10 @@ class NodeServers:
             return
         # The port is open to other users and to the network, so the server requires a key that only the gateway has.
         key = messages.find_server_key(order.launch.args) or secrets.token_hex(32)
-        place = self.host, find_free_port(self.host)
-        listen = ("--host", self.host, "--port", str(place[1]))
         rate_limit = self._limit_fetch(order) if order.launch.weights_from else None
         try:
+            place = self.host, find_free_port(self.host)
+            listen = ("--host", self.host, "--port", str(place[1]))
             env = {str(environment.VLLM_API_KEY): key, **self._get_shared_weights_env(order)}
             gpu_bytes = order.memory if self.selects_device else 0
             if self.selects_device:

@@ -18,6 +18,7 @@ from coldstart.host.live.starter import build_request
 from coldstart.launch import planning
 from coldstart.system import runtime
 from coldstart.system.devices import nvml
+from coldstart.system.ipc.addresses import find_free_port
 
 # Llama2-7B on A10 (tables 1 and 2 of the paper), in units of 1,000 bytes; an iteration of 30 ms, so that the three
 # objectives differ.
@@ -87,7 +88,9 @@ async def test_hops_of_servers_are_measured_once_for_each_pair(tmp_path: Path) -
             control.add_server(node.spec, node)
         await wait_until(lambda: len(control.core.roster.hops) == 3)
         assert sorted(map(len, calls)) == [1, 2]
-        assert all(server["hop_s"] > 0 for server in control.status()["servers"])
+        assert all(0 < server["hop_s"] < 1 for server in control.status()["servers"])
+        # Nothing listens at this place.
+        assert await node.node.time_hops([("127.0.0.1", find_free_port("127.0.0.1"))]) == [None]
         control.lose_server("s1")
         assert control.core.roster.hops.keys() == {("s0", "s2")}
 

@@ -24,7 +24,6 @@ from coldstart.fleet.live.state import FleetState
 from coldstart.fleet.specification import Costs, FleetModel, FleetSettings, ServerSpec
 from coldstart.lab.fleet import simulate
 from coldstart.lab.records import SimulatedRequest
-from coldstart.system.ipc.addresses import find_free_port
 
 
 class Silent:
@@ -238,16 +237,6 @@ async def test_a_server_comes_up_and_goes(tmp_path: Path) -> None:
     assert (await node.read_events((await node.report()).seq - 1))[0][1] == RankEnded(
         "nobody", "unknown worker"
     )
-
-
-async def test_hop_is_the_time_in_which_a_connection_opens(tmp_path: Path) -> None:
-    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
-    place = server.sockets[0].getsockname()[:2]
-    async with server:
-        node = NodeServers("127.0.0.1", FakeServers(tmp_path))
-        # Nothing listens at the second place.
-        found, missing = await node.time_hops([place, ("127.0.0.1", find_free_port("127.0.0.1"))])
-    assert found is not None and 0 < found < 1.0 and missing is None
 
 
 @pytest.mark.parametrize("words", [(), ("--api-key", "own")])

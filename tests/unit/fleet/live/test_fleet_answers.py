@@ -82,13 +82,15 @@ async def test_request_fails_with_the_reason_when_the_model_cannot_start(tmp_pat
         assert lines[-1] == b"data: [DONE]"
 
 
-async def test_server_with_a_full_disk_loses_no_request(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", ["disk", "port"])
+async def test_server_that_cannot_start_another_one_loses_no_request(tmp_path: Path, fault: str) -> None:
     """The other server takes the model; the first one continues to serve its models."""
     async with fleet(tmp_path, memory=20) as stage:
         stage.deploy(deployment("a", most=1))
         assert (await stage.ask("a"))[0] == 200
         (at,) = (node for node in stage.rig.nodes.values() if node.servers.begun)
-        at.servers.full = True
+        at.servers.full = fault == "disk"
+        at.node.host = {"port": "192.0.2.1"}.get(fault, at.node.host)  # not an address of this machine
         stage.deploy(deployment("b", most=1))
         assert (await stage.ask("b"))[0] == 200
         (b,) = (one for one in stage.control.status()["models"] if one["name"] == "b")
