@@ -277,6 +277,16 @@ def test_a_pipeline_becomes_one_worker_without_losing_its_stream() -> None:
     assert one.handle(events.Tick(), 15.0 + MODELS[1].idle_s) == [StopWorker(single.worker)]
 
 
+@pytest.mark.parametrize(("memory", "free"), [(55, [5]), (65, None)])
+def test_full_worker_has_the_memory_of_a_later_deployment(memory: int, free: list[int] | None) -> None:
+    one = core(MODELS[:2])
+    ranks = launches(one.handle(events.RequestArrived("1", "large"), 0.0))
+    one.handle(events.ModelDeployed(replace(MODELS[1], memory=memory)), 1.0)
+    one.handle(events.RankReady(ranks[0].worker), 5.0)
+    singles = launches(one.handle(events.RankReady(ranks[1].worker), 6.0))
+    assert [one.roster.servers[single.server].free for single in singles] == ([free] if free else [])
+
+
 def _consolidated() -> tuple[FleetCore, list[LaunchRank], LaunchRank]:
     """Return a pipeline of four with one stream, and the ready worker that replaces it."""
     one = core(TWICE)
