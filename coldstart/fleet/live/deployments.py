@@ -14,7 +14,6 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
 from coldstart.contract.environment import SHARE_GPU_WEIGHTS
 from coldstart.errors import UsageError
@@ -24,7 +23,7 @@ from coldstart.fleet.specification import MOST_RANKS, Costs, DeployOptions, Flee
 from coldstart.host.launches import Launch
 from coldstart.host.live import profiles
 from coldstart.models import inspection, keys
-from coldstart.models.inspection import BundleLookup
+from coldstart.models.inspection import BundleLookup, VerificationStart
 from coldstart.scheduling.profile import IterationProfile, ProfileError
 from coldstart.system import runtime
 from coldstart.system.paths import Cache
@@ -62,10 +61,11 @@ def build_deployment(
         )
     needed, recorded = parse_size(options.memory) if options.memory else 0, dict[int, float]()
     if not needed or start_s is None:
+        start = None if found.bundle is None else inspection.read_verification_start(found.bundle)
         known = profiles.choose_profile(launch, found, needed)
-        needed = needed or limit_memory(found, known.memory, options.batch)
+        needed = needed or limit_memory(start, known.memory, options.batch)
         if start_s is None:
-            after_s, load_s = read_stages(found.bundle)
+            after_s, load_s = compute_stages(start)
             start_s = max(0.0, known.start_s - after_s - load_s)
             recorded[1] = after_s
     costs = read_costs(found, start_s, options.batch)
@@ -97,13 +97,12 @@ def build_deployment(
     return ModelDeployment(replace(launch, revision=found.model.revision), spec)
 
 
-def limit_memory(found: BundleLookup, most: int, batch: int) -> int:
+def limit_memory(start: VerificationStart | None, most: int, batch: int) -> int:
     """Return the memory in bytes for a worker on a GPU: the smallest, and KV cache for `batch` requests of full length.
 
     It is at most `most`. By default vLLM uses nearly the whole GPU, which then has no memory for the engine that replaces a
     pipeline. It is `most` on the CPU, and if the bundle does not record what a worker needs at least.
     """
-    start = found.bundle and inspection.read_verification_start(found.bundle)
     if not start or not start.device_floor_bytes or not start.kv_floor_bytes:
         return most
     return min(most, start.device_floor_bytes + (batch - 1) * start.kv_floor_bytes)
@@ -158,12 +157,11 @@ _STAGES_AFTER_WEIGHTS = (
 _LOAD_STAGE = "load the model"
 
 
-def read_stages(bundle: Bundle | None, ranks: int = 1) -> tuple[float, float]:
-    """Return two times in seconds per rank of the bundle's verification run: after loading the weights, and for loading them.
+def compute_stages(start: VerificationStart | None, ranks: int = 1) -> tuple[float, float]:
+    """Return two times in seconds per rank of a bundle's verification run: after loading the weights, and for loading them.
 
     Both are 0 if the bundle does not record stages. The bundle records their sums over the `ranks` ranks of the run.
     """
-    start = None if bundle is None else inspection.read_verification_start(bundle)
     spans = start.spans if start else {}
     after_s = sum(spans.get(name, 0.0) for name in _STAGES_AFTER_WEIGHTS)
     return after_s / ranks, spans.get(_LOAD_STAGE, 0.0) / ranks
@@ -190,7 +188,7 @@ def look_up_pipelines(
         if start is None:
             reasons[ranks] = f"no bundle exists (run `{pipeline.format_command('materialize')}`)"
             continue
-        _, load_s = read_stages(pipeline.bundle, ranks)
+        _, load_s = compute_stages(start, ranks)
         seconds[ranks] = max(0.0, start.ready_s - load_s - library_s)
     return seconds, reasons
 
