@@ -151,7 +151,10 @@ class FleetCore:
         if model is None:
             return
         model.retired = True
-        model.forget_failures()
+        # The next deployment starts at once, on any server and with any number of ranks.
+        model.failures, model.retry_at = 0, 0.0
+        model.avoided_until.clear()
+        model.failed_ranks.clear()
         self._agenda.unblock(name)
         for request in list(model.waiting):
             self._agenda.remove_request(request)

@@ -178,12 +178,6 @@ class Deployment:
         }
         return replace(self.spec, unavailable={**self.spec.unavailable, **failed})
 
-    def forget_failures(self) -> None:
-        """Let the next start begin at once, on any server and with any number of ranks."""
-        self.failures, self.retry_at = 0, 0.0
-        self.avoided_until.clear()
-        self.failed_ranks.clear()
-
     def failed(self, reason: str, now: float, settings: FleetSettings, *, counts: bool) -> None:
         self.failures, self.error = self.failures + counts, reason
         backoff = settings.backoff_s * 2 ** min(max(self.failures - 1, 0), 60)

@@ -107,7 +107,8 @@ class GroupLifecycle:
 
     def _launch_full_workers(self, group: Group, model: Deployment, now: float) -> Iterator[LaunchRank]:
         """Launch as many workers with the full model as the load requires, on the devices of a ready pipeline."""
-        memory = model.spec.full_memory(len(group.workers))  # a later deployment may need more than the group has
+        # A later deployment may need more memory than the group reserved.
+        memory = model.spec.full_memory(len(group.workers))
         full = [one for one in group.workers if one.full and self.roster.grow_worker(one, memory)]
         group.keep = max(1, min(len(full), group.keep + model.count_workers_to_start(now)))
         for rank in full[: group.keep]:

@@ -148,7 +148,7 @@ class NodeServers:
 
     def _get_shared_weights_env(self, order: orders.RankOrder) -> dict[str, str]:
         """Return the variables that let a rank share weights with the full worker that replaces it, if any."""
-        if not order.shares_weights or not _is_rank_or_replacement(order):
+        if not order.shares_weights or (order.master is None and not order.rank.beside):
             return {}
         try:
             self._sockets = self._sockets or self._private.enter_context(private_directory(PREFIX))
@@ -248,10 +248,6 @@ class NodeServers:
             except TimeoutError:
                 return []
         return [one for one in self._events if one[0] > after]
-
-
-def _is_rank_or_replacement(order: orders.RankOrder) -> bool:
-    return order.master is not None or bool(order.rank.beside)
 
 
 def _build_launch(order: orders.RankOrder) -> Launch:

@@ -117,7 +117,9 @@ class Moves:
         patience = self._clock() + TEXT_TIMEOUT_S
         while self._is_open(ticket) and not (stream.finished or stream.is_resumable):
             if self._clock() > patience:
-                return self._record_failed_move(ticket, "the client already has part of the text that comes next")
+                return self._record_failed_move(
+                    ticket, "the client already has part of the text that comes next"
+                )
             await asyncio.sleep(TEXT_POLL_S)
         if not self._is_open(ticket) or stream.finished:
             return False
