@@ -85,7 +85,9 @@ class Core:
         match event:
             case events.ModelReady(_, seconds):
                 self.residents.record_ready(model, now, seconds)
-            case events.ModelFailed() if model.is_tier_change_ordered:
+            case events.ModelFailed() if (
+                model.is_tier_change_ordered and model.drain_target is model.spec.tiers[-1]
+            ):
                 # The host had already ordered this process to end.
                 self.residents.complete_tier_change(model, now)
             case events.ModelFailed(_, reason, external, hint, code):

@@ -128,7 +128,7 @@ class Residents:
         self.device.record(_TEMPLATE_ACCOUNT, self._template_bytes if self.settings.runtime_template else 0)
 
     def _update_costs(self) -> None:
-        self.pinned = [name for name, model in self.models.items() if model.spec.pinned]
+        self.pinned = [n for n, m in self.models.items() if m.spec.pinned and not m.is_retired]
         for model in self.models.values():
             self.update_cost(model)
 
@@ -176,7 +176,6 @@ class Residents:
         ]
         for name in done:
             del self.models[name], self.costs[name]
-        self.pinned = [name for name in self.pinned if name in self.models]
 
     def record_request(self, model: Model, now: float) -> None:
         name = model.spec.name

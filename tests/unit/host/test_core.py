@@ -156,6 +156,14 @@ def test_model_that_dies_while_stopping_has_stopped() -> None:
     assert host.core.models["a"].consecutive_failures == 0
 
 
+def test_model_that_dies_while_it_goes_to_sleep_has_failed() -> None:
+    host = Driver(ModelSpec("a", SLEEPER), ModelSpec.with_two_tiers("b", 10, 7.0), host_memory=50)
+    host.up("a", 1.0)
+    assert _brief(host(2.0, RequestArrived("r", "b"))) == [("leave", "a", "asleep-1")]
+    assert _brief(host(3.0, ModelFailed("a", "crashed"))) == [_start("b")]
+    assert host.core.models["a"].state is ModelState.FAILED and host.core.models["a"].error == "crashed"
+
+
 def test_pending_request_is_refused_after_its_time_limit() -> None:
     host = Driver(hold_s=40.0)
     host(0.0, RequestArrived("1", "a"))
@@ -205,15 +213,17 @@ def test_a_sleeping_model_that_fails_costs_what_a_running_one_costs() -> None:
 
 
 def test_reconfiguration_adds_and_removes_models_after_their_streams() -> None:
-    host = Driver()
+    host = Driver(ModelSpec.with_two_tiers("a", 10, 5.0, pinned=True))
     host.up("a", 1.0)
     host(2.0, RequestArrived("stream", "a"))
-    new = ConfigurationChanged((ModelSpec.with_two_tiers("c", 5, 1.0),))
-    assert host(3.0, new) == []
-    assert _brief(host(4.0, RequestArrived("r", "a"), RequestArrived("s", "c"))) == [(404, "r"), _start("c")]
+    host(
+        3.0, ConfigurationChanged(tuple(ModelSpec.with_two_tiers(*one, 1.0) for one in (("c", 5), ("d", 10))))
+    )
+    arrived = (RequestArrived(request, model) for request, model in ("ra", "sc", "td"))
+    assert _brief(host(4.0, *arrived)) == [(404, "r"), _start("c")], "d waits for the memory of a"
     assert _brief(host(5.0, RequestEnded("stream"))) == [("leave", "a", "stopped")]
     host(6.0, TierChanged("a"))
-    assert set(host.core.models) == {"c"}
+    assert set(host.core.models) == {"c", "d"}
 
 
 def test_default_model_evicts_nothing_and_waits_for_requests() -> None:
