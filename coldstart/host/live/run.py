@@ -119,12 +119,17 @@ class ModelHost:
         self.log.write("stopping", signal=signal.Signals(number).name, at_once=len(self.caught) > 1)
         if len(self.caught) == 1:
             self.driver.drain()
-            self.server.stop()
+            self._tasks.spawn(self._end())
             if self.drain_s is not None:
                 asyncio.get_running_loop().call_later(self.drain_s, self._stop, number)
         else:
             self.server.stop(at_once=True)
             self.driver.lifecycle.kill()
+
+    async def _end(self) -> None:
+        """Stop listening when every server has exited. Until then, rejected requests get a response."""
+        await self.driver.close()
+        self.server.stop()
 
     def _hang_up(self) -> None:
         """Stop the host if its terminal was closed. Otherwise reload the configuration file."""
