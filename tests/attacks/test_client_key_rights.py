@@ -138,6 +138,8 @@ SECRETS = {
     "Cookie": "session=clients-key",
     "Proxy-Authorization": "Basic clients-key",
     "X-Coldstart-Admin-Key": "clients-key",
+    "Connection": "keep-alive, X-Hop",  # X-Hop is for this connection alone (RFC 9110, 7.6.1)
+    "X-Hop": "clients-key",
 }
 
 
@@ -293,6 +295,7 @@ async def test_own_page_and_allowed_sites_work(tmp_path: Path) -> None:
             assert answer.status == 200
             assert answer.headers["access-control-allow-origin"] == "https://chat.example"
         asked = {"Origin": "https://chat.example", "Access-Control-Request-Method": "POST"}
+        asked["Access-Control-Request-Headers"] = "authorization,x-stainless-os"  # as OpenAI's client
         async with stage.client.options(stage.url + "/unload", headers=asked) as answer:
             assert answer.status == 200
         assert (await ask(stage, "/status", Origin=FOREIGN))[0] == 403
@@ -302,6 +305,7 @@ async def test_request_with_the_key_needs_no_known_name(tmp_path: Path) -> None:
     async with staged(tmp_path, gateway={"endpoint": GatewayEndpoint(api_key="k")}) as stage:
         assert (await ask(stage, "/status", Host="service.cluster"))[0] == 401
         assert (await ask(stage, "/status", Host="service.cluster", X_Api_Key="k"))[0] == 200
+        assert (await ask(stage, "/status", Host="service.cluster", Authorization="bearer k"))[0] == 200
 
 
 async def test_page_runs_its_own_scripts_alone_and_in_no_frame(tmp_path: Path) -> None:

@@ -58,13 +58,8 @@ def allow_origins(app: Application, origins: Sequence[str]) -> Application:
         app,
         allow_origins=[origin.lower() for origin in origins],
         allow_methods=["GET", "POST"],
-        allow_headers=[
-            "Authorization",
-            "Content-Type",
-            "X-Api-Key",
-            "X-Request-Id",
-        ],
-        expose_headers=["Server-Timing", "X-Coldstart-Mode", "X-Request-Id"],
+        allow_headers=["*"],  # OpenAI's and Anthropic's clients send headers of their own
+        expose_headers=["Retry-After", "Server-Timing", "X-Coldstart-Mode", "X-Request-Id"],
     )
 
 
@@ -94,7 +89,8 @@ class AccessControl:
         """Return the HTTP status and reason for rejecting a request, or None if the request is allowed."""
         path, given = scope["path"], dict(scope["headers"])
         # OpenAI clients send the first header, Anthropic clients (/v1/messages) the second.
-        key = given.get(b"authorization", b"").removeprefix(b"Bearer ") or given.get(b"x-api-key", b"")
+        key = given.get(b"authorization", b"")
+        key = (key[7:] if key[:7].lower() == b"bearer " else key) or given.get(b"x-api-key", b"")
         # A foreign web page does not know a key, so a request with a valid key needs no other check.
         is_own = self._key is not None and hmac.compare_digest(key, self._key)
         if path == HEALTH or path in self._keyed or is_own:

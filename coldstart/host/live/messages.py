@@ -130,9 +130,10 @@ def build_error_response(
     hint: str = "",
 ) -> Response:
     """Build a complete error response, which is also an ASGI application."""
-    retry = {} if retry_after_s is None else {"retry-after": str(max(1, ceil(retry_after_s)))}
+    own = {} if retry_after_s is None else {"retry-after": str(max(1, ceil(retry_after_s)))}
+    own |= {"www-authenticate": "Bearer"} if status == 401 else {}
     content = build_error(status, reason, hint)
-    return Response(content, status, {**(headers or {}), **retry}, media_type="application/json")
+    return Response(content, status, {**(headers or {}), **own}, media_type="application/json")
 
 
 def format_event(data: bytes) -> bytes:
@@ -204,7 +205,9 @@ def choose_request_id(scope: Scope) -> bytes:
 
 def filter_request_headers(scope: Scope, request_id: bytes, server_key: str) -> Headers:
     """Return the headers to forward to the server, with this request ID and the server's API key if it has one."""
-    given = [(name, value) for name, value in scope["headers"] if name not in _NOT_SENT]
+    named = (value.lower().split(b",") for name, value in scope["headers"] if name == b"connection")
+    hop = _NOT_SENT.union(option.strip() for options in named for option in options)
+    given = [(name, value) for name, value in scope["headers"] if name not in hop]
     return [*given, *build_auth_header(server_key), (b"x-request-id", request_id)]
 
 

@@ -94,7 +94,8 @@ def test_page_needs_no_key() -> None:
         redirect = client.get(path, follow_redirects=False)
         assert (redirect.status_code, redirect.headers["location"]) == (307, moved)
         assert client.get(path).url == client.base_url.join(moved.removeprefix(".."))
-    assert client.get("/status").status_code == 401
+    refused = client.get("/status")
+    assert refused.status_code == 401 and refused.headers["www-authenticate"] == "Bearer"  # RFC 9110, 15.5.2
     assert client.get("/status", headers={"Authorization": "Bearer k"}).json()["models"][0]["name"] == NAME
 
 
