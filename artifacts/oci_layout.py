@@ -7,6 +7,7 @@ complete and durable.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -148,11 +149,15 @@ class OciLayout:
         """
         if not self.exists:
             return []
+        # Commands that build or fetch a bundle read the index too, and fail until the directory is replaced.
+        hint = f"`mv {shlex.quote(str(self.root))} ELSEWHERE`, then materialize or pull its bundles again"
         try:
             oci.check_layout_version(files.read_regular(self.root / oci.LAYOUT_FILE, LIMITS.pax_header_bytes))
             return oci.parse_index(files.read_regular(self.index_path, LIMITS.index_bytes))
         except FileNotFoundError as error:
-            raise NotALayoutError(f"the image layout {self.root.name} has no {oci.INDEX_FILE}") from error
+            raise NotALayoutError(f"the store {self.root} has no {oci.INDEX_FILE}", hint=hint) from error
+        except BundleError as error:
+            raise type(error)(f"cannot read the store {self.root}: {error.message}", hint=hint) from error
 
     def open(self, blob: oci.Descriptor) -> BinaryIO:
         """Open the file of a blob without verifying it. Raises the errors of blobs.open_unverified."""

@@ -24,6 +24,14 @@ def test_list_names_the_next_command_when_store_is_empty(run: Run) -> None:
     assert "coldstart materialize" in run("list").stderr
 
 
+def test_hint_about_a_damaged_index_makes_the_store_usable(run: Run, bundle: Bundle, home: Path) -> None:
+    index = Cache.at().bundles / "index.json"
+    index.write_bytes(b"")
+    assert f"hint: `mv {index.parent} ELSEWHERE`" in run("list", code=1).stderr
+    index.parent.rename(home / "elsewhere")
+    assert "coldstart materialize" in run("list").stderr
+
+
 def test_list_marks_the_bundles_whose_code_does_not_run_here(run: Run, bundle: Bundle, home: Path) -> None:
     signer = sign.load_host_key(paths.state_dir())
     publish(Store(Cache.at().bundles), home / "scratch", key(dtype="float16"), signer=signer)
