@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 from coldstart.artifacts.files import open_replacement
-from coldstart.commands._output import Output, format_table
+from coldstart.commands._output import Output, format_table, require_writable
 
 from coldstart.bench.report import FORMATS, Report
 from coldstart.errors import UsageError
@@ -95,10 +95,5 @@ def _check_export(form: str, file: str) -> None:
             f"unknown format in --export {form}: expected one of {', '.join(FORMATS)}",
             hint=f"use --export {FORMATS[0]}=FILE",
         )
-    if file and not Path(file).parent.is_dir():
-        raise UsageError(
-            f"cannot write {file}: {Path(file).parent} is not a directory",
-            hint="use a file in an existing directory",
-        )
-    if file and Path(file).is_dir():
-        raise UsageError(f"cannot write {file}: it is a directory", hint=f"use a file, such as {file}/report")
+    if file:
+        require_writable(Path(file))

@@ -6,6 +6,7 @@ stdout (or ``-o FILE``) contains only the result. stderr contains progress, note
 
 import io
 import json
+import os
 import shutil
 import sys
 import threading
@@ -170,6 +171,19 @@ class Output:
             raise UsageError(
                 f"cannot write -o {self.out_file}: {error.strerror}", hint="use a writable file"
             ) from error
+
+
+def require_writable(file: Path) -> None:
+    """Raise UsageError unless `file` can be created or replaced. Called before the work whose result it will contain."""
+    directory = file.absolute().parent
+    if file.is_dir():
+        raise UsageError(f"cannot write {file}: it is a directory", hint=f"use a file, such as {file}/report")
+    # A pipe or a device is not replaced.
+    if not os.access(f"{directory}/.", os.W_OK) and (file.is_file() or not file.exists()):
+        raise UsageError(
+            f"cannot write {file}: the directory does not exist or is not writable",
+            hint=f"run `mkdir -p {directory}`, or use another file",
+        )
 
 
 def prepare_document(data: Mapping[str, object]) -> dict[str, Any]:

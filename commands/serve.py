@@ -10,9 +10,9 @@ import typer
 from coldstart.commands import _serving
 from coldstart.commands._options import Common, Model, Revision, Untrusted
 from coldstart.commands._options import command as declare
+from coldstart.commands._output import require_writable
 
 from coldstart.contract.fallback import decode_fallbacks, encode
-from coldstart.errors import UsageError
 from coldstart.launch import modes
 from coldstart.scheduling.settings import SchedulerSettings
 from coldstart.system import secrets
@@ -94,7 +94,7 @@ def command(
     from coldstart.launch.scheduler import check_scheduler
 
     for file in filter(None, (ready_file, timeline)):
-        _require_writable_directory(file)
+        require_writable(file)
     # Report wrong options before any lookup.
     check_scheduler(choice, common.vllm_args)
     lookup = _serving.look_up_model(common, model, revision, untrusted=untrusted)
@@ -102,7 +102,7 @@ def command(
     check_scheduler(choice, lookup.vllm_args)
     listen = listening.build_address_arguments(host, port, lookup.vllm_args)
     if not dry_run:
-        listening.require_free_port(lookup.vllm_args, listen)
+        listening.require_usable_address(lookup.vllm_args, listen)
     materializes = lookup.bundle is None and on_miss == "materialize"
     request = ServeRequest(
         lookup if dry_run or not materializes else _serving.build_bundle(common, lookup),
@@ -171,19 +171,11 @@ def _format_plan(planned: Mapping[str, Any], where: str) -> str:
     )
 
 
-def _require_writable_directory(file: Path) -> None:
-    # Check before the start: a missing directory must not stop a running server.
-    directory = file.absolute().parent
-    if not os.access(directory, os.W_OK):
-        raise UsageError(
-            f"cannot write {file}: the directory does not exist or is not writable",
-            hint=f"run `mkdir -p {directory}`, or use another file",
-        )
-
-
 def _write_file(path: Path, text: str) -> None:
     # A program that waits for the file must not read a partial one.
+    from coldstart.artifacts.errors import translate_os_errors
     from coldstart.artifacts.files import open_replacement
 
-    with open_replacement(path.absolute(), mode=0o600, durable=False) as file:
+    writing = translate_os_errors(f"writing {path}")
+    with writing, open_replacement(path.absolute(), mode=0o600, durable=False) as file:
         file.write(text.encode())

@@ -87,7 +87,7 @@ def command(
     directory.write(own_record)
     try:
         listen = listening.build_address_arguments(host, port, lookup.vllm_args)
-        listening.require_free_port(lookup.vllm_args, listen)
+        listening.require_usable_address(lookup.vllm_args, listen)
         planned_url = listening.find_url(lookup.vllm_args.append(*listen))
         own_record = replace(own_record, planned_url=planned_url)
         directory.write(own_record)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -25,7 +24,7 @@ def build_address_arguments(host: str | None, port: int | None, vllm_args: Argum
         host = DEFAULT_HOST
     asked = port if port is not None else vllm_args.get_integer("port", DEFAULT_PORT)
     if asked == 0 and not vllm_args.contains_flag("uds"):
-        with suppress(OSError):  # vLLM reports an address that this machine does not have
+        with suppress(OSError):  # `require_usable_address` reports an address that this machine does not have
             port = addresses.find_free_port(host or str(vllm_args.get_value("host") or ""))
     return [*(["--host", host] if host else []), *(["--port", str(port)] if port is not None else [])]
 
@@ -39,20 +38,18 @@ def find_url(vllm_args: Arguments) -> str:
     return addresses.build_local_url(host, vllm_args.get_value("port", DEFAULT_PORT), scheme)
 
 
-def require_free_port(vllm_args: Arguments, listen: Sequence[str]) -> None:
-    """Raise UsageError if another process is already listening on the server's address."""
+def require_usable_address(vllm_args: Arguments, listen: Sequence[str]) -> None:
+    """Raise UsageError if the server cannot listen at its address, for example because another process listens there."""
     given = vllm_args.append(*listen)
     port = given.get_integer("port", DEFAULT_PORT)
-    if given.contains_flag("uds") or given.contains_flag("headless") or not 0 < port < 65536:
+    if given.contains_flag("uds") or given.contains_flag("headless") or not 0 <= port < 65536:
         return
     host = str(given.get_value("host") or "")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         socket.create_server((host, port), family=family).close()
     except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            return  # vLLM reports an address that this machine does not have
-        raise addresses.explain_port_in_use(host or "0.0.0.0", port) from error
+        raise addresses.explain_unusable_address(host or "0.0.0.0", port, error) from error
 
 
 def is_reachable_at(host: str, asked: str) -> bool:

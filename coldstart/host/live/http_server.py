@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import gc
-import os
 import resource
 import socket
 import ssl
@@ -137,14 +135,7 @@ def listen(endpoint: GatewayEndpoint) -> Iterator[socket.socket]:
         )[0]
         sock = socket.create_server(address, family=family, backlog=BACKLOG)
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise addresses.explain_port_in_use(host, port) from error
-        # The `strerror` of an OSError already contains the address, except if the name was not found.
-        reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
-        raise UsageError(
-            f"cannot listen at {host}:{port}: {reason}",
-            hint="use another address or port: --host ADDRESS, --port NUMBER",
-        ) from error
+        raise addresses.explain_unusable_address(host, port, error) from error
     with sock:
         yield sock
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import socket
@@ -19,12 +20,14 @@ def build_local_url(host: str, port: object, scheme: str = "http") -> str:
     return f"{scheme}://[{name}]:{port}" if ":" in name else f"{scheme}://{name}:{port}"
 
 
-def explain_port_in_use(host: str, port: int) -> UsageError:
-    """Return the error for an address on which another process already listens. Its hint suggests a free port."""
-    return UsageError(
-        f"cannot listen at {host}:{port}: another process listens there",
-        hint=f"choose another port: --port {find_free_port()}",
-    )
+def explain_unusable_address(host: str, port: int, error: OSError) -> UsageError:
+    """Return the error for an address at which a server cannot listen. If the port is in use, its hint suggests a free one."""
+    # The `strerror` of an OSError already contains the address, except if the name was not found.
+    reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+    hint = "use another address or port: --host ADDRESS, --port NUMBER"
+    if error.errno == errno.EADDRINUSE:
+        reason, hint = "another process listens there", f"choose another port: --port {find_free_port()}"
+    return UsageError(f"cannot listen at {host}:{port}: {reason}", hint=hint)
 
 
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")

@@ -28,26 +28,25 @@ def test_choose_address(host: str | None, port: int | None, given: list[str], li
     assert listening.build_address_arguments(host, port, Arguments(given)) == listen
 
 
-def test_choose_address_leaves_port_0_when_the_host_is_not_of_this_machine() -> None:
-    assert listening.build_address_arguments("192.0.2.77", 0, Arguments([])) == [
-        "--host",
-        "192.0.2.77",
-        "--port",
-        "0",
-    ]
+@pytest.mark.parametrize("port", [0, 8000])
+def test_require_usable_address_refuses_a_host_that_is_not_of_this_machine(port: int) -> None:
+    listen = listening.build_address_arguments("192.0.2.77", port, Arguments([]))
+    assert listen == ["--host", "192.0.2.77", "--port", str(port)]
+    with pytest.raises(UsageError, match=f"cannot listen at 192.0.2.77:{port}: Cannot assign"):
+        listening.require_usable_address(Arguments(), listen)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1"])
-def test_require_free_port_refuses_one_in_use(host: str) -> None:
+def test_require_usable_address_refuses_a_port_in_use(host: str) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, 0), family=family) as sock:
         taken = ["--host", host, "--port", str(sock.getsockname()[1])]
         with pytest.raises(UsageError, match="another process listens there"):
-            listening.require_free_port(Arguments(), taken)
+            listening.require_usable_address(Arguments(), taken)
         with pytest.raises(UsageError, match="another process listens there"):
-            listening.require_free_port(Arguments(taken), [])
-        listening.require_free_port(Arguments(["--uds", "/run/s"]), taken)
-    listening.require_free_port(Arguments(), taken)
+            listening.require_usable_address(Arguments(taken), [])
+        listening.require_usable_address(Arguments(["--uds", "/run/s"]), taken)
+    listening.require_usable_address(Arguments(), taken)
 
 
 @pytest.mark.parametrize(
