@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -61,8 +62,10 @@ def record_timeline(save_to: Path | None = None) -> Iterator[TimelineRecording]:
     outside = os.environ.get(TIMELINE_EVENTS)
     with scratch.private_directory(scratch.RECORDING) as directory:
         events = os.environ[TIMELINE_EVENTS] = outside or str(directory / "events")
-        ticks = int(processes.read_stat_fields(os.getpid())[19])  # on CLOCK_MONOTONIC
-        emit_span("coldstart", ticks / os.sysconf("SC_CLK_TCK"), now(), track="command")
+        began_s = int(processes.read_stat_fields(os.getpid())[19]) / os.sysconf("SC_CLK_TCK")
+        # The kernel counts on CLOCK_BOOTTIME, which runs on while the machine is suspended.
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - began_s
+        emit_span("coldstart", now() - age_s, now(), track="command")
         recorded = TimelineRecording(events, directory, save_to)
         try:
             yield recorded

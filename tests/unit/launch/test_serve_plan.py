@@ -26,7 +26,7 @@ from coldstart.launch.planning import ServeRequest
 from coldstart.models import resolution
 from coldstart.models.inspection import BundleLookup
 from coldstart.models.resolution import ResolvedModel
-from coldstart.system import runtime, timeline
+from coldstart.system import recording, runtime, timeline
 from coldstart.system.devices import nvml
 from coldstart.system.paths import Cache
 from coldstart.system.recording import record_timeline
@@ -71,6 +71,8 @@ def test_an_installed_plan_is_the_current_one(plan: LaunchPlan) -> None:
 @pytest.fixture
 def no_events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TIMELINE_EVENTS, raising=False)
+    # CLOCK_MONOTONIC does not count the time for which the machine was suspended.
+    monkeypatch.setattr(recording, "now", lambda: timeline.now() - 1e9)
 
 
 @pytest.mark.usefixtures("no_events")
