@@ -124,7 +124,8 @@ def run_server(
         print_advice(common, request, plan, report)
         if pipe >= 0:
             os.set_blocking(pipe, True)
-            with suppress(OSError), os.fdopen(pipe, "w", encoding="utf-8") as parent:
+            # If `up` was killed, this raises an error, which stops the server: no record has its URL.
+            with os.fdopen(pipe, "w", encoding="utf-8") as parent:
                 parent.write(json.dumps(report) + "\n")
 
     with ExitStack() as hide:

@@ -105,7 +105,9 @@ def command(
         code = _serve(start)
         directory.end()
     except BaseException as error:
-        directory.end()
+        # The record of a server in the background stays, for example if its report cannot be printed.
+        if (record := directory.read()) is None or record.pid == own_record.pid:
+            directory.end()
         _show_termination(common, model, getattr(error, "code", None))
         raise
     finally:
@@ -153,8 +155,6 @@ def _serve(start: _Start) -> int:
 
 def _detach(start: _Start, serve_args: list[str], lock: int) -> None:
     """Start the server in the background, where it keeps the lock, and return when it is ready."""
-    from coldstart.commands._serving import start_detached
-
     from coldstart.launch import planning
 
     common, request, log = start.common, start.request, start.directory.log
@@ -174,7 +174,9 @@ def _detach(start: _Start, serve_args: list[str], lock: int) -> None:
         start.directory.write(start.own_record)
 
     with _serving.show_start(common, detached=True) as show:
-        report = start_detached([*serve_args, "--", *request.lookup.vllm_args], log, lock, record, show)
+        report = _serving.start_detached(
+            [*serve_args, "--", *request.lookup.vllm_args], log, lock, record, show
+        )
     start.record(report, plan)
     _announce(start, plan, {**report, "log": str(log)}, is_detached=True)
     common.out.print_note(f"The log of the server is {log}")

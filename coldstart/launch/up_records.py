@@ -29,7 +29,7 @@ from coldstart.system import paths
 from coldstart.system.paths import Cache
 from coldstart.system.proc import processes
 
-STOP_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S, KILL_TIMEOUT_S = 30.0, 5.0
 API_KEY = "API key"
 """Name under which the API key is compared, whether it comes from --api-key or from VLLM_API_KEY."""
 _ADDRESS = ("host", "port")
@@ -183,7 +183,8 @@ def list_directories(cache: Cache) -> list[UpDirectory]:
 
 def stop_supervisor(record: UpRecord) -> None:
     """Stop the supervisor and its server with SIGTERM, and with SIGKILL after `STOP_TIMEOUT_S` seconds."""
-    processes.terminate(record.pid, record.birth, STOP_TIMEOUT_S)
+    # At the second SIGTERM, a supervisor kills its server. If it were killed itself, a server that hangs would remain.
+    processes.terminate(record.pid, record.birth, STOP_TIMEOUT_S, KILL_TIMEOUT_S)
 
 
 def list_possible_model_names(word: str) -> set[str]:

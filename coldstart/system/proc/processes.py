@@ -46,18 +46,20 @@ def is_alive(pid: int, identity: str | None) -> bool:
     return identity is not None and identity == read_identity(pid)
 
 
-def terminate(pid: int, identity: str | None, patience_s: float) -> None:
-    """Send SIGTERM to a process, then SIGKILL after `patience_s` seconds. Do nothing if its PID was reused."""
+def terminate(pid: int, identity: str | None, *patience_s: float) -> None:
+    """Send SIGTERM to a process and wait, for each of the times in seconds, then SIGKILL. Do nothing if its PID was reused."""
     with suppress(ProcessLookupError):  # it has exited in the meantime
         descriptor = os.pidfd_open(pid)
         try:
             # As long as the descriptor is open, the PID is not reused.
             if not is_alive(pid, identity):
                 return
-            signal.pidfd_send_signal(descriptor, signal.SIGTERM)
-            if not select.select([descriptor], [], [], patience_s)[0]:
-                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-                select.select([descriptor], [], [])
+            for one_s in patience_s:
+                signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+                if select.select([descriptor], [], [], one_s)[0]:
+                    return
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            select.select([descriptor], [], [])
         finally:
             os.close(descriptor)
 

@@ -30,6 +30,7 @@ from coldstart.models.inspection import BundleLookup
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system.ipc.addresses import find_free_port
 from coldstart.system.paths import Cache
+from coldstart.system.proc import processes
 from coldstart.system.start_progress import StartProgress
 
 
@@ -84,6 +85,19 @@ def test_down_stops_the_named_model_alone(
     assert supervisor.wait(20) == -15 and up_records.list_directories(lookup.cache) == []
 
 
+def test_down_makes_a_supervisor_kill_a_server_that_hangs(
+    lookup: BundleLookup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A supervisor kills its server at the second SIGTERM."""
+    script = "trap 'trap exit TERM' TERM; echo; while :; do sleep 0.01; done"
+    process = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline()
+    own, birth = up_records.create_own_record(lookup), processes.read_identity(process.pid)
+    monkeypatch.setattr(up_records, "STOP_TIMEOUT_S", 1.0)
+    up_records.stop_supervisor(replace(own, pid=process.pid, birth=birth))
+    assert process.wait() >= 0
+
+
 @pytest.mark.parametrize("variable", ["COLDSTART_CACHE_DIR", "XDG_STATE_HOME"])
 @pytest.mark.parametrize("words", [(), ("MODEL",)])
 def test_down_retains_the_servers_of_another_store(
@@ -135,8 +149,11 @@ def test_down_stops_the_template_unless_it_is_to_be_kept(
     assert ("next coldstart up prepares the template again" in err) != keeps
 
 
-@pytest.mark.parametrize(("how", "shows"), [([], True), (["--quiet"], False), (["--format", "json"], False)])
-def test_up_names_a_request_that_works(
+@pytest.mark.parametrize(
+    ("how", "shows"),
+    [([], True), (["--quiet"], False), (["--format", "json"], False), (["-o", "/dev/full"], False)],
+)
+def test_up_names_a_request_that_works_and_records_the_server(
     how: list[str],
     shows: bool,
     lookup: BundleLookup,
@@ -147,13 +164,13 @@ def test_up_names_a_request_that_works(
 ) -> None:
     fake_engine("serves")
     monkeypatch.setattr(_serving, "look_up_model", lambda *_, **__: lookup)
-    assert main("up", str(lookup.model.path), "--detach", "--port", "0", *how) == 0
+    assert main("up", str(lookup.model.path), "--detach", "--port", "0", *how) == 2 * ("/dev/full" in how)
     found = re.findall(r"^Try: (.*)$", capfd.readouterr().err, re.M)
-    assert bool(found) == shows
+    record = up_records.find_directory(lookup).read()
+    assert bool(found) == shows and record is not None
     if shows:
-        record = up_records.find_directory(lookup).read()
         program, url, *options = shlex.split(found[0])
-        assert record is not None and (program, url) == ("curl", f"{record.url}/v1/completions")
+        assert (program, url) == ("curl", f"{record.url}/v1/completions")
         assert json.loads(options[-1])["model"] == "tiny"
     down()
 
