@@ -125,8 +125,9 @@ class ChildServer:
         return exits.convert_return_code(self.process.wait())
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process."""
-        self.process.send_signal(number)
+        """Send a signal to the process, which must not be reaped: `wait` kills its session first."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, number)
 
 
 class ForkedServer:

@@ -27,7 +27,7 @@ from coldstart.vllm import compat
 
 FAKE = Path(__file__).with_name("fake_engine.py")
 REASON = "it lacks an integration point"
-Publish = Callable[..., Bundle]
+FakeEngine, Publish = Callable[[str], None], Callable[..., Bundle]
 
 
 class FakeThawed:

@@ -3,12 +3,12 @@
 import os
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from coldstart.artifacts import files
 from coldstart.commands._serving import start_detached
+from support.engines import FakeEngine
 from support.processes import wait_until
 
 from coldstart.errors import CommandFailedError
@@ -16,7 +16,6 @@ from coldstart.system.proc import processes
 from coldstart.system.start_progress import ignore_progress
 
 WORDS = ("tiny", "--host", "127.0.0.1", "--port", "7")
-FakeEngine = Callable[[str], None]
 
 
 @pytest.fixture

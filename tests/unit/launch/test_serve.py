@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from coldstart.artifacts.bundle import TrustResult
-from support.engines import FakeThawed
+from support.engines import FakeEngine, FakeThawed
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
@@ -26,7 +26,6 @@ from coldstart.system.ipc import json_lines, peers
 from coldstart.system.proc import processes
 from coldstart.system.snapshot import runtime_image
 
-FakeEngine = Callable[[str], None]
 CANARY = {"prompt": [5], "tokens": [1]}
 PLAN = LaunchPlan(Arguments(["serves", "--port", "7"]), canary=CANARY)
 
@@ -91,8 +90,7 @@ def test_untrusted_bundle_is_omitted_when_its_start_fails(
         lookup, mode="fresh", ready_timeout=20, trust=lambda _: TrustResult(False, None, "no")
     )
     one = ladder.start_server(request, dying)
-    one.running.process.signal(signal.SIGKILL)
-    one.running.process.wait()
+    one.stop(timeout_s=0)
     (step,) = one.unused.fallbacks
     assert one.mode == "fresh" and step.stage == "bundle" and "has no trusted signature" in step.reason
     assert not one.document()["fast_path"]["mode"] and "is not trusted" in one.plan.fallbacks[0].reason
@@ -112,8 +110,7 @@ def test_weights_that_are_lost_while_the_server_starts_are_read_from_the_models_
     )
     request = ServeRequest(lookup, mode=mode, ready_timeout=20, weights_from="http://weights.example")
     one = ladder.start_server(request, plan)
-    one.running.process.signal(signal.SIGKILL)
-    one.running.process.wait()
+    one.stop(timeout_s=0)
     (step,) = [step for step in one.unused.fallbacks if step.stage == "weights"]
     assert "does not match its digest" in step.reason and "the model's directory" in step.reason
     assert one.mode == "fresh" and one.plan.weights_from is None
@@ -157,8 +154,7 @@ def test_start_falls_back_when_the_template_refuses(
     one = started("template-engine")
     assert one.mode == "fresh" and one.unused.fallbacks[0].reason == "not now"
     monkeypatch.undo()
-    one.running.process.signal(signal.SIGKILL)
-    one.running.process.wait()
+    one.stop(timeout_s=0)
     assert len(os.listdir("/proc/self/fd")) <= before + 1  # noqa: PTH208 - the process's own pidfd
 
 

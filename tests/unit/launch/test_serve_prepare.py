@@ -1,12 +1,12 @@
 """Usable sections of a bundle become the plan; every other section becomes a reason."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
+from support.engines import Publish
 from tools.bundles import CODE, damage, publish_sections
 
 from coldstart.contract.arguments import Arguments
@@ -19,7 +19,6 @@ from coldstart.system import paths
 from coldstart.system.paths import Cache
 from coldstart.weights import weights_plan as weights
 
-Publish = Callable[..., Bundle]
 KV = {"bytes": 4096, "blocks": 2, "block_tokens": 16}
 CANARY = {"prompt": [5, 6], "tokens": [7, 8]}
 

@@ -14,7 +14,7 @@ from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import UntrustedError
 from coldstart.artifacts.store import Store
-from support.engines import FakeThawed
+from support.engines import FakeEngine, FakeThawed
 from tools.bundles import publish_sections, write_tree
 
 from coldstart.contract.arguments import Arguments
@@ -28,7 +28,6 @@ from coldstart.system.paths import Cache
 from coldstart.system.proc import processes
 from coldstart.system.snapshot import criu, runtime_image
 
-FakeEngine = Callable[[str], None]
 PLAN = LaunchPlan([])
 FAKE_CRIU = """#!/bin/sh
 case "$1" in

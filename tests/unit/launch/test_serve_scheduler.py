@@ -4,13 +4,11 @@ import json
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from coldstart.artifacts.bundle import Bundle
-from support.engines import REASON
+from support.engines import REASON, Publish
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.fallback import Fallback
@@ -20,7 +18,6 @@ from coldstart.launch import scheduler
 from coldstart.scheduling.settings import KEY, SchedulerSettings
 from coldstart.vllm.scheduling import SCHEDULER_CLS, settle
 
-Publish = Callable[..., Bundle]
 PROFILE = {"prefill": [[16, 0.01], [64, 0.02]], "decode": [[1, 0.004], [8, 0.006]]}
 PLAN = LaunchPlan(["--model", "m"])
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.engines import FakeEngine
 from support.processes import has_ended, wait_until
 from tools.bundles import key
 
@@ -48,7 +49,7 @@ def make_request() -> ServeRequest:
 
 
 @pytest.fixture
-def start(home: Path, fake_engine: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+def start(home: Path, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Return start(behaviour), which starts a server of the fake engine that is stopped afterwards."""
     fake_engine("serves")
     started: list[Server] = []
@@ -130,7 +131,14 @@ def test_wait_ends_with_the_exit_code_after_each_report_when_the_pipe_stays_open
     assert (caught.value.code, said) == (3, ["profile: 1 of 2 sizes", "profile: 2 of 2 sizes"])
 
 
-FakeEngine = Callable[[str], None]
+def test_wait_ends_the_workers_of_a_server_that_ended_before_a_signal() -> None:
+    command = ["sh", "-c", "sleep 60 &"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    child = server_process.ChildServer(process)
+    wait_until(lambda: has_ended(process.pid))
+    child.signal(signal.SIGTERM)
+    assert child.wait() == 0
+    process.communicate(timeout=20)  # until the worker closes its end of the pipe
 
 
 @pytest.mark.parametrize(
@@ -141,20 +149,18 @@ FakeEngine = Callable[[str], None]
     ],
 )
 def test_end_of_the_engine_has_its_cause(
-    fake_engine: FakeEngine, tmp_path: Path, behaviour: str, cause: str, hint: str | None
+    fake_engine: FakeEngine, behaviour: str, cause: str, hint: str | None
 ) -> None:
     fake_engine(behaviour)
-    with (tmp_path / "log").open("wb") as output:
-        process, reader = server_process.start_fresh(LaunchPlan([behaviour, "--port", "9"]), output)
+    process, reader = server_process.start_fresh(LaunchPlan([behaviour, "--port", "9"]))
     with pytest.raises(CommandFailedError, match=f"before it was ready: {cause}") as caught:
         server_process.await_readiness(process, reader, time.monotonic(), 20)
     assert (caught.value.hint is None) if hint is None else (hint in str(caught.value.hint))
 
 
-def test_launch_fails_when_the_server_is_never_ready(fake_engine: FakeEngine, tmp_path: Path) -> None:
+def test_launch_fails_when_the_server_is_never_ready(fake_engine: FakeEngine) -> None:
     fake_engine("never-ready")
-    with (tmp_path / "log").open("wb") as output:
-        process, reader = server_process.start_fresh(LaunchPlan(["never-ready"]), output)
+    process, reader = server_process.start_fresh(LaunchPlan(["never-ready"]))
     with pytest.raises(CommandFailedError, match=r"not ready within 0\.3 s and was killed") as caught:
         server_process.await_readiness(process, reader, time.monotonic(), 0.3)
     assert caught.value.hint == "allow more time with --ready-timeout SECONDS"
