@@ -47,8 +47,9 @@ class EarlyApplication:
 
     def start_building_after_fork(self, args: Namespace, config: Any) -> None:
         """Start building after this process has forked its engine, because forking a multithreaded process is unsafe."""
-        self._arguments = args, config
-        os.register_at_fork(after_in_parent=self._begin)
+        self._arguments, server = (args, config), os.getpid()
+        # An engine that forks its ranks has inherited this function.
+        os.register_at_fork(after_in_parent=lambda: self._begin() if os.getpid() == server else None)
 
     def start_building(self, args: Namespace, config: Any) -> None:
         """Start building the application now, before vLLM requests it."""

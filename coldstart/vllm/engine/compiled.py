@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from coldstart.artifacts import files
 from coldstart.contract.environment import TORCHINDUCTOR_CACHE_DIR
 from coldstart.contract.fallback import Fallback
 from coldstart.vllm import compat, late
@@ -257,14 +258,16 @@ class AotArtifacts:
         module._try_load_aot_compiled_fn = load
 
     def copy_from_bundle(self, path: Path) -> bool:
-        """Copy this rank's artifact and Inductor's cache to `path` unless it exists. Return whether `path` then exists."""
-        if path.exists():
-            return True
-        held = self._find_artifact(path.parent.name, path.name)
-        if held is None:
-            return False
+        """Copy all artifacts and Inductor's cache to where `path` is unless it exists. Return whether `path` then exists."""
+        root = path.parent.parent
         try:
-            shutil.copytree(held.parent.parent, path.parent.parent, dirs_exist_ok=True)
+            root.parent.mkdir(parents=True, exist_ok=True)
+            with files.hold_lock(root.with_name(f".{root.name}.lock")):  # the other ranks copy the same files
+                if path.exists():
+                    return True
+                if (held := self._find_artifact(path.parent.name, path.name)) is None:
+                    return False
+                shutil.copytree(held.parent.parent, root, dirs_exist_ok=True)
         except OSError as error:
             self.add_reason(f"{path.parent.name}: cannot copy the artifact: {error}")
         return path.exists()

@@ -7,7 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -192,6 +194,21 @@ def test_miss_has_its_reason(tmp_path: Path, decorators: Any, data: bytes, rank:
     path = tmp_path / "user" / "another-hash" / "rank_0_0" / "model"
     assert decorators._try_load_aot_compiled_fn(_model(), str(path)) is None
     assert (held.loaded_count, held.compile_reasons) == (0, [reason])
+
+
+def test_ranks_copy_the_artifacts_once_when_they_start_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, copied = compiled.AotArtifacts(_bundle(tmp_path, b"artifact")), list[Any]()
+
+    def copy_slowly(*places: Path, **options: Any) -> None:
+        time.sleep(0.2)
+        copied.append(shutil.copytree(*places, **options))
+
+    monkeypatch.setattr(compiled, "shutil", SimpleNamespace(copytree=copy_slowly))
+    path = tmp_path / "user" / "another-hash" / "rank_0_0" / "model"
+    with ThreadPoolExecutor(2) as ranks:
+        assert all(ranks.map(held.copy_from_bundle, [path, path])) and len(copied) == 1
 
 
 def test_caches_of_an_untrusted_bundle_are_not_used() -> None:

@@ -39,6 +39,8 @@ from coldstart.vllm.engine import server
 from coldstart.vllm.engine.application import EarlyApplication
 from coldstart.vllm.graphs import entry
 
+app = EarlyApplication()
+
 def engine(*_, **__):
     if os.fork() == 0:
         number = ctypes.c_int()
@@ -47,6 +49,7 @@ def engine(*_, **__):
         for method in ("fork", "spawn"):  # vLLM decides in each process that starts others
             with ProcessPoolExecutor(1, multiprocessing.get_context(method), entry.register) as rank:
                 print(method, rank.submit(compat.build_worker_report).result()["import_s"] > 0, flush=True)
+        print("builds the application:", app._thread is not None, flush=True)
         os._exit(0)
     os.wait()
     print("starts by", os.environ["VLLM_WORKER_MULTIPROC_METHOD"])
@@ -57,7 +60,7 @@ async def main():
     args = Namespace(worker_cls="other", distributed_executor_backend=None, enable_log_requests=False)
     args.aggregate_engine_logging, args.disable_log_stats, args.kv_transfer_config = False, True, None
     plan = SimpleNamespace(must_adopt=False, fallbacks=[])
-    async with server.start_engine(args, plan, EarlyApplication()):
+    async with server.start_engine(args, plan, app):
         pass
 
 CpuPlatform.is_cpu = lambda self: False
@@ -75,8 +78,8 @@ def test_an_engine_for_a_gpu_is_forked_and_dies_with_its_server(monkeypatch: pyt
     monkeypatch.setenv(PLAN, LaunchPlan([]).variables()[PLAN])
     command = [sys.executable, "-P", "-c", FORKED]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    expected = f"dies by {signal.SIGKILL.value}\nfork False\nspawn True\nstarts by fork\n"
-    assert expected in done.stdout, done.stderr
+    expected = f"dies by {signal.SIGKILL.value}\nfork False\nspawn True\nbuilds the application: False\n"
+    assert f"{expected}starts by fork\n" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("outlived", [False, True])
