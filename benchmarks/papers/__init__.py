@@ -50,7 +50,7 @@ def run(name: str, experiments: Mapping[str, Experiment], arguments: Sequence[st
     for number in given.numbers or experiments:
         one, full = experiments[number], f"papers/{name}-{number}"
         command = ["python", "-m", "benchmarks", full, *(["--shapes", given.shapes] if given.shapes else [])]
-        if one.needs_gpu and not given.rehearse and nvml.read_free_bytes() is None:
+        if one.needs_gpu and not given.rehearse and not nvml.list_gpus():
             raise SystemExit(
                 f"error: {full} needs a GPU\nhint: rehearse it on the CPU: {' '.join(command)} --rehearse"
             )

@@ -112,7 +112,7 @@ def declare(measure: Callable[[Sequence[Model]], Found]) -> Experiment:
     """Return the experiment with its options: names of shapes, by default those that fit on the GPU, and a rehearsal."""
 
     def measure_shapes(shapes: str | None, rehearse: bool) -> Found:
-        free_gib = (nvml.read_free_bytes() or 0) / 2**30
+        free_gib = sum(nvml.read_gpu_state().free_bytes[:1]) / 2**30
         fitting = [shape for shape, gib in SHAPES.items() if gib < free_gib]
         chosen = shapes.split(",") if shapes else ["tiny"] if rehearse else fitting
         if not chosen or set(chosen) - llama.SHAPES.keys():

@@ -235,12 +235,8 @@ class SnapshotMode(StartMode):
         from coldstart.system.snapshot import runtime_image
 
         lookup = start.request.lookup
-        if (
-            lookup.bundle
-            and runtime_image.choose_engine_image_directory(
-                lookup.cache.runtimes, lookup.bundle.digest
-            ).is_dir()
-        ):
+        bundle, runtimes = lookup.bundle, lookup.cache.runtimes
+        if bundle and runtime_image.choose_engine_image_directory(runtimes, bundle.digest).is_dir():
             return None
         return Reason("the bundle has no snapshot", lookup.format_command("materialize", "--snapshot"))
 

@@ -168,9 +168,8 @@ def restore_template(images: Path, plan: LaunchPlan) -> RestoredTemplate:
     resumed = os.open(own / "resumed", os.O_RDONLY | os.O_NONBLOCK)
     thawed = RestoredTemplate(own, _spawn(images, meeting, own), stack.close)
     try:
-        require_matching_image(
-            images, plan
-        )  # runs while CRIU restores: the template does nothing before a request
+        # This runs while CRIU restores: the template does nothing before a request.
+        require_matching_image(images, plan)
     except BaseException:
         thawed.end()
         os.close(resumed)

@@ -25,11 +25,10 @@ from coldstart.validate import responses
 from coldstart.validate.checks import Finding, Level
 from coldstart.validate.launch import Launcher, ModeUnavailableError, explain_slow_path
 from coldstart.validate.launchers import FRESH, VLLM_COLD, ModelUnderTest, create_launchers
-from coldstart.validate.responses import PromptSettings, ServerResponses, collect_responses
+from coldstart.validate.responses import HINT, PromptSettings, ServerResponses, collect_responses
 
 REPLAY_SETTINGS = PromptSettings(concurrency_levels=(8,))
 GRAPHS = "graphs"
-HINT = "run `coldstart materialize {} --force`"
 # Another materialization would omit the section again.
 _MISSING_SECTION_HINT = "build the bundle with arguments for which vLLM compiles this model"
 

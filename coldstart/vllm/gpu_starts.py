@@ -101,16 +101,8 @@ def build_engine_arguments(repository: str, revision: str, name: str, given: Arg
 
 def build_create_command(directory: Path, engine: Sequence[str]) -> list[str]:
     """Return the command that writes a snapshot of an engine with the arguments `engine` to a new directory."""
-    return [
-        sys.executable,
-        "-m",
-        ENTRY_POINT,
-        "snapshot",
-        "create",
-        *engine,
-        "--snapshot-dir",
-        str(directory),
-    ]
+    arguments = ("snapshot", "create", *engine, "--snapshot-dir", str(directory))
+    return [sys.executable, "-m", ENTRY_POINT, *arguments]
 
 
 def build_restore_command(directory: Path, host: str, port: int) -> list[str]:

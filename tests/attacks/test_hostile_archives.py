@@ -172,9 +172,8 @@ def test_extract_refuses_too_large_window(store: Store, tmp_path: Path) -> None:
     parameters = zstandard.ZstdCompressionParameters(window_log=30, enable_ldm=True)
     compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     bundle = forge(store, compressor.compress(bytes(4096)) + compressor.flush())
-    with pytest.raises(BundleError) as caught:
+    with pytest.raises(BundleError, match="CS-TREE: "):
         bundle.extract_section("compile", tmp_path / "out", trust=accept_any)
-    assert caught.value.code == "CS-TREE"
 
 
 def test_read_tar_refuses_more_bytes_than_its_budget() -> None:

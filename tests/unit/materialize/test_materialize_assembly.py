@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +18,7 @@ from unittest.mock import Mock
 import pytest
 from coldstart.artifacts.store import Store
 from support.fake_nvml import GIB, Fake
+from support.fake_server import Handler
 from tools import bundles
 from tools.bundles import key
 
@@ -222,7 +222,7 @@ def test_the_proof_start_records_its_peak_on_the_devices(
         assert "device_floor_bytes" not in materialization._count_needs(9 * GIB), "the user has set the size"
 
 
-class _Sleeper(BaseHTTPRequestHandler):
+class _Sleeper(Handler):
     """Server that sleeps and reports its process. `device` is the fake NVML library."""
 
     device: Fake
@@ -233,13 +233,8 @@ class _Sleeper(BaseHTTPRequestHandler):
         gib = {"/sleep?level=1": 2, '{"method": "checkpoint_prepare"}': 0}.get(method or self.path)
         if gib is not None:
             self.device.run(0, os.getpid(), gib * GIB)
-        body = json.dumps({"results": self.reports if WORKER_REPORT in method else [None]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None: ...
+        results = self.reports if WORKER_REPORT in method else [None]
+        self.reply(json.dumps({"results": results}), "application/json")
 
 
 @pytest.mark.parametrize("missing", ["", "parked_bytes", "asleep_bytes"])

@@ -48,7 +48,7 @@ def test_a_library_or_property_that_does_not_answer_is_named(fake: Fake, name: s
     fake.add()
     fake.fail(name, code)
     found = nvml.read_gpu_state()
-    assert found.devices == [] and nvml.read_free_bytes() is None and len(found.problems) == 1
+    assert found.devices == found.free_bytes == [] and len(found.problems) == 1
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_mig_device_is_listed_as_its_instance(fake: Fake, monkeypatch: pytest.Mo
     second = fake.add(("NVIDIA H200 MIG 3g.71gb", 0, 0, 0, 60), parent=0, free=70)
     (device,) = nvml.list_gpus()
     assert (device.uuid, device.multiprocessors, device.compute_capability) == (first, 16, "9.0")
-    assert nvml.read_free_bytes() == 17 * GIB
+    assert nvml.read_gpu_state().free_bytes[0] == 17 * GIB
     monkeypatch.setenv(nvml.VISIBLE, second)
     assert [(g.uuid, g.multiprocessors) for g in nvml.list_gpus()] == [(second, 60)]
 

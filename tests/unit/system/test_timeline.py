@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coldstart.contract.environment import TIMELINE_EVENTS
-from coldstart.contract.plan import READY_FD_ENV
 from coldstart.system import start_progress, timeline
 from coldstart.system.start_progress import KEY, LineReader, ProgressCounter, StartProgress
 from coldstart.system.timeline import Span, Timeline
@@ -82,12 +81,10 @@ def test_counter_reports_its_first_and_last_figure_and_few_between(pipe: int) ->
     assert (found[0], found[-1]) == (1, 10_000) and len(found) < 100
 
 
-def test_nothing_is_reported_to_a_reader_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader, writer = os.pipe()
-    monkeypatch.setenv(READY_FD_ENV, str(writer))
-    start_progress.start_reporting()
-    os.close(writer)
-    os.close(reader)
+def test_nothing_is_reported_to_a_reader_that_has_gone(pipe: int) -> None:
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, pipe)
+    os.close(nothing)
     start_progress.report(StartProgress("load weights"))
     assert timeline.on_begin is None
 

@@ -86,30 +86,26 @@ def _has(board: FetchSchedule, offset: int, size: int) -> bool:
 
 def test_wants_are_met_exactly_and_everything_is_checked() -> None:
     for seed in SEEDS:
-        _meets_wants(seed)
-
-
-def _meets_wants(seed: int) -> None:
-    chance = random.Random(seed)
-    made, places, data = _made(chance)
-    board = FetchSchedule(made)
-    first = [name for name in places if chance.random() < 0.5]
-    rest = [name for name in places if name not in first]
-    lease = _want(board, first)
-    own = sum(places[name][1] for name in first)
-    assert _fetch_all(board, lease, data) == (len(data) if len(first) == len(places) else own)
-    lease = _want(board, rest, background=chance.random() < 0.5)
-    _fetch_all(board, lease, data)
-    assert all(_has(board, *place) for place in places.values())
-    left = len(data) - board.ready_bytes
-    lease = _want(board, None)
-    assert _fetch_all(board, lease, data) == left
-    assert _has(board, 0, len(data)) and board.ready_bytes == board.wanted_bytes == len(data)
-    freed = made.select_checks([name for name in first if places[name][1]])
-    board.set_state(freed, CheckState.FREED)
-    assert board.ready_bytes == board.wanted_bytes == len(data) - made.count_bytes(freed)
-    assert not board.is_unfinished(lease)
-    assert _fetch_all(board, _want(board, None), data) == made.count_bytes(freed)
+        chance = random.Random(seed)
+        made, places, data = _made(chance)
+        board = FetchSchedule(made)
+        first = [name for name in places if chance.random() < 0.5]
+        rest = [name for name in places if name not in first]
+        lease = _want(board, first)
+        own = sum(places[name][1] for name in first)
+        assert _fetch_all(board, lease, data) == (len(data) if len(first) == len(places) else own)
+        lease = _want(board, rest, background=chance.random() < 0.5)
+        _fetch_all(board, lease, data)
+        assert all(_has(board, *place) for place in places.values())
+        left = len(data) - board.ready_bytes
+        lease = _want(board, None)
+        assert _fetch_all(board, lease, data) == left
+        assert _has(board, 0, len(data)) and board.ready_bytes == board.wanted_bytes == len(data)
+        freed = made.select_checks([name for name in first if places[name][1]])
+        board.set_state(freed, CheckState.FREED)
+        assert board.ready_bytes == board.wanted_bytes == len(data) - made.count_bytes(freed)
+        assert not board.is_unfinished(lease)
+        assert _fetch_all(board, _want(board, None), data) == made.count_bytes(freed)
 
 
 def test_checks_of_a_released_lease_are_fetched_for_a_later_one() -> None:
