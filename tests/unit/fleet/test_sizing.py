@@ -254,6 +254,8 @@ def test_background_takes_what_is_left_and_does_not_count() -> None:
     reservations.trail("rest", 100, 0.0)
     assert reservations.offer(0.0) == 10.0
     reservations.claim("a", 50, 5.0, 0.0)
+    with pytest.raises(ValueError, match="already in progress"):
+        reservations.trail("a", 1, 0.0)
     reservations.link.advance(5.0)
     assert reservations.link.background == {"rest": 100.0}
     assert reservations.link.advance(15.0) == [("rest", 15.0)]
@@ -264,10 +266,3 @@ def test_a_rest_below_the_resolution_of_the_clock_ends_at_once() -> None:
     link = NetworkLink(2e9, 35_000.0, pending={"a": 5e-3})
     assert link.next_end() == link.now
     assert link.advance(link.now) == [("a", link.now)]
-
-
-def test_a_name_fetches_once() -> None:
-    link = NetworkLink(1.0)
-    link.add("a", 1)
-    with pytest.raises(ValueError, match="already"):
-        link.add("a", 1, background=True)

@@ -137,7 +137,8 @@ async def test_observed_rate_of_a_full_disk_is_used(tmp_path: Path, monkeypatch:
         up = control.workers.processes["a#1.0"].up
         assert up is not None
         monkeypatch.setattr(files, "write_atomic", full)
-        control.workers.process_event(RankFetched("a#1.0", 64 << 20, 2.0, False))
+        for worker in ("a#1.0", "a#0.0"):  # the second one has stopped
+            control.workers.process_event(RankFetched(worker, 64 << 20, 2.0, False))
         control.workers.process_event(replace(up, start_s=2.0 + 7.0))
         rate = control.core.roster.servers["s0"].reservations.link.rate
         assert 0.95 * (32 << 20) < rate <= 32 << 20
@@ -149,12 +150,6 @@ async def test_observed_rate_of_a_full_disk_is_used(tmp_path: Path, monkeypatch:
         assert not control.state.drained
         assert control.state.models["a"].spec.most == control.core.models["a"].spec.most == 2
         assert (await stage.ask("a"))[0] == 200
-
-
-async def test_report_of_a_stopped_worker_is_ignored(tmp_path: Path) -> None:
-    async with fleet(tmp_path, count=1) as stage:
-        stage.control.workers.process_event(RankFetched("nobody", 1 << 30, 10.0, False))
-        assert stage.control.state.links == {}
 
 
 def test_rank_bytes_are_those_of_its_tensors() -> None:
