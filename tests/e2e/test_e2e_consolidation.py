@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from tools.bursts import LOCAL
-from tools.machine import TRACED, Machine, Served
+from tools.machine import Machine, Served
 from tools.memory import measure_private_bytes, run_beside, watch_memory
 
 from coldstart.models import tiny
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.nightly]
 MOST = 1.15
 """Largest memory while the full worker starts, in sizes of the weights and the KV cache."""
 KV_BYTES = 64 << 20
-VLLM = ("--dtype", "bfloat16", "--max-model-len", "512", *TRACED)
+VLLM = ("--dtype", "bfloat16", "--max-model-len", "512", "--enforce-eager")
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from tools.bursts import LOCAL, begin_stream, finish_stream, open_client, post
-from tools.machine import TRACED, Machine, Served
+from tools.machine import Machine, Served
 
 from coldstart.contract import handover
 from coldstart.contract.handover import Pull
@@ -75,10 +75,10 @@ def pair(machine: Machine, request: pytest.FixtureRequest) -> Iterator[Pair]:
         return Machine(machine.root, extra), [*SMALL, *handover_arguments("127.0.0.1", "tiny")]
 
     at, words = flags("source")
-    ranks = ("--pipeline-parallel-size", "2", *TRACED)
+    ranks = ("--pipeline-parallel-size", "2", "--enforce-eager")
     with at.serving("tiny-llama", "--on-miss", "warn", vllm=[*words, *ranks]) as source:
         at, words = flags("target")
-        with at.serving("tiny-llama", "--on-miss", "warn", vllm=[*words, *TRACED]) as target:
+        with at.serving("tiny-llama", "--on-miss", "warn", vllm=[*words, "--enforce-eager"]) as target:
             yield Pair(source, target, nixl)
 
 

@@ -5,15 +5,15 @@ Invariant: a rank keeps its own heads' or layers' share of what is evicted, and 
 
 import pytest
 from tools.bursts import ARGUMENTS, LOCAL, POOL_BYTES, SWAPPING, body, count_overtaken, counters, together
-from tools.machine import TRACED, Machine, Served
+from tools.machine import Machine, Served
 
 # Skip-join MLFQ on one rank is in test_e2e_scheduler.py, and on two with fakes in property/test_scheduler.py. DeadlinePolicy
 # on one rank, with the priorities and classes of clients, is in property/test_deadline_carrier.py.
 pytestmark = [pytest.mark.vllm, pytest.mark.nightly]
 
 WAYS = {
-    "tensor": ("--tensor-parallel-size", "2", *TRACED),
-    "pipeline": ("--pipeline-parallel-size", "2", *TRACED),
+    "tensor": ("--tensor-parallel-size", "2", "--enforce-eager"),
+    "pipeline": ("--pipeline-parallel-size", "2", "--enforce-eager"),
 }
 RANKS = 2
 DEADLINES = ("--scheduler", "deadline", "--batch", "4", "--deadline-factor", "1e6")
@@ -57,7 +57,7 @@ def test_the_ranks_of_a_pipeline_restore_their_compiled_code(machine: Machine) -
         # A spawned rank would import everything again.
         assert not [one for one in restored.family() if "spawn_main" in " ".join(one.cmdline())]
         tokens = restored.tokens()
-    with here.serving("tiny-llama", "--on-miss", "warn", vllm=(*flags, *TRACED)) as traced:
+    with here.serving("tiny-llama", "--on-miss", "warn", vllm=(*flags, "--enforce-eager")) as traced:
         assert traced.tokens() == tokens
 
 

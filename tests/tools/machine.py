@@ -32,8 +32,6 @@ PROMPTS = ("Once upon a time", "a b c d e f g", "The answer is")
 VLLM = ("--max-model-len", "512", "--kv-cache-memory-bytes", "134217728")
 EAGER = (*VLLM, "--enforce-eager")
 """For tests whose subject is not compiled code, which takes most of the time of a first start."""
-TRACED = ("--compilation-config", '{"mode": "DYNAMO_TRACE_ONCE", "backend": "eager"}')
-"""Graphs without compiled code, for several ranks: vLLM's eager mode crashes with pipelines on the CPU."""
 Tokens = list[tuple[int, ...]]
 _OURS = ("COLDSTART_", "HF_", "XDG_", "VLLM_", "TORCH", "TRITON_")
 

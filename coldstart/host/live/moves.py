@@ -33,7 +33,6 @@ MOVE_TIMEOUT_S = 60.0
 # The source responds in its next iteration. If a full batch delays it, the target recomputes the tokens.
 HOLD_TIMEOUT_S = 5.0
 TEXT_TIMEOUT_S, TEXT_POLL_S = 2.0, 0.005
-JSON_HEADERS = ((b"content-type", b"application/json"),)
 # Arguments that change neither the values of a KV cache nor their order. Others do, such as --max-model-len for some models
 # with long contexts.
 _WITHOUT_EFFECT_ON_KV = """api_key api_server_count async_scheduling chat_template enable_log_requests enable_prefix_caching
@@ -173,7 +172,7 @@ class Moves:
         """Return the response of `replica` to a completion request, or None if it fails or takes over `limit_s` seconds."""
         try:
             async with asyncio.timeout(limit_s):
-                own = [*JSON_HEADERS, *build_auth_header(replica.key)]
+                own = [(b"content-type", b"application/json"), *build_auth_header(replica.key)]
                 asked = await replica.upstream.request("POST", "/v1/completions", headers=own, body=body)
                 async with asked as answer:
                     read = await answer.read()

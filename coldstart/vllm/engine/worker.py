@@ -190,8 +190,12 @@ class ColdWorker(CPUWorker):
             super().wake_up(tags)
 
     def warm_up(self) -> None:
-        """Run the restored forward function once with a few tokens, which initializes its lazy state."""
-        if self.restored and not self.warm:
+        """Run the restored forward function once with a few tokens, which initializes its lazy state.
+
+        In eager mode, vLLM runs no warm-up on the CPU, and the later ranks of a pipeline would lack the buffer for their input.
+        """
+        is_eager_rank = self._is_rank() and self.compilation_config.mode == CompilationMode.NONE
+        if (self.restored or is_eager_rank) and not self.warm:
             with timeline.measure("warm up", track="engine"):
                 self.model_runner._dummy_run(WARMUP_TOKENS)
             self.warm = True

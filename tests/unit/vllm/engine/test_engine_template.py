@@ -319,16 +319,21 @@ def test_headless_node_postpones_the_collections_of_its_processes_alone(
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_warm_rank_collects_in_its_own_process(
+def test_a_rank_warms_up_in_eager_mode_and_then_collects_in_its_own_process(
     worker: Any, collections: list[str], monkeypatch: pytest.MonkeyPatch, ranks: int
 ) -> None:
+    from vllm.config import CompilationMode
     from vllm.v1.worker.cpu_worker import CPUWorker
 
     from coldstart.vllm.engine.worker import ColdWorker
 
     monkeypatch.setattr(CPUWorker, "compile_or_warm_up_model", lambda _: None)
     rank = ColdWorker.__new__(ColdWorker)
-    rank.parallel_config = SimpleNamespace(world_size=ranks)
+    rank.parallel_config, runs = SimpleNamespace(world_size=ranks), list[int]()
+    rank.compilation_config = SimpleNamespace(mode=CompilationMode.NONE)
+    rank.model_runner, rank.restored, rank.warm = SimpleNamespace(_dummy_run=runs.append), False, False
+    rank.warm_up()
+    assert len(runs) == ranks - 1
     collection.postpone_in_process()
     rank.compile_or_warm_up_model()
     assert gc.isenabled() is (ranks > 1)
