@@ -1,6 +1,7 @@
 """mCache's figures 6 to 10 and table 3, on the bare cache with the host's policies.
 
-docs/explanation/mcache.md describes the trace, the models and the constants E and SPREAD.
+docs/explanation/mcache.md describes the trace, the models and the constants E and SPREAD. Most baselines are
+libCacheSim's, which has wheels for x86-64 and Python up to 3.13.
 
 Run: python -m benchmarks papers/mcache [NUMBER...], or papers/mcache-NUMBER
 Time: ten seconds for all
