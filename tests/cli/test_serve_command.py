@@ -99,7 +99,7 @@ def test_the_next_command_of_import_starts_the_bundle(
     assert json.loads(run(*following, "--dry-run", "--format", "json").stdout)["bundle"] == made.ref
 
 
-@pytest.mark.parametrize("words", [("up",), ("host", "--memory", "2GiB")])
+@pytest.mark.parametrize("words", [("up", "--port", "0"), ("host", "--memory", "2GiB")])
 def test_untrusted_bundle_is_named_before_another_build(words: tuple[str, ...], model: str, run: Run) -> None:
     publish_recorded(model, ARGUMENTS, signed=False)
     said = run(words[0], model, *words[1:], code=3).stderr
