@@ -67,7 +67,8 @@ class PythonEnvironment:
         if (failure := self.pip_install(*arguments)) is not None:
             raise ColdstartError(
                 f"pip cannot install {description}: {failure}",
-                hint="check the network, pip's configuration (pip config list) and write access to this environment",
+                hint="check the network, pip's configuration (pip config list), free disk space (also in $TMPDIR),"
+                " and write access to this environment",
             )
 
 
