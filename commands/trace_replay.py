@@ -1,8 +1,8 @@
 """Replay a request trace on running servers or on the simulated engine, and report the latencies.
 
 Requests are sent at their scheduled times, even if the server is slow. Delays of the client are reported. If a live replay is
-interrupted by Ctrl-C or because the server exits, the report covers the requests until then. Several servers, schedulers,
-hosts or fleets take turns and are compared.
+stopped by Ctrl-C or SIGTERM, or because the server exits, the report covers the requests until then. Several servers,
+schedulers, hosts or fleets take turns and are compared.
 """
 
 import shlex
@@ -32,7 +32,7 @@ from coldstart.scheduling import settings
 from coldstart.scheduling.profile import IterationProfile, ProfileError
 from coldstart.scheduling.settings import SchedulerSettings
 
-INTERRUPTED = 130
+EXIT_CODES = {"interrupted": 130, "terminated": 143}
 LIVE, ENGINE, HOST, FLEET = "live", "simulated", "simulated host", "simulated fleet"
 FLAGS = {LIVE: "--target", ENGINE: "--simulate", HOST: "--host", FLEET: "--fleet"}
 KINDS = {
@@ -334,9 +334,9 @@ def _report_outcome(runs: Sequence[Any], trace_format: str, kind: str, common: C
         causes.update({cause["error"]: cause["requests"] for cause in run.document["causes"]})
     for error, count in causes.items():
         common.out.warn(f"{count} of {requests} requests failed: {error}")
-    if ended == "interrupted":
-        common.out.warn("interrupted: the result covers the requests until then")
-        raise SystemExit(INTERRUPTED)
+    if ended in EXIT_CODES:
+        common.out.warn(f"{ended}: the result covers the requests until then")
+        raise SystemExit(EXIT_CODES[ended])
     if ended == "target dead":
         raise CommandFailedError(
             f"the target {runs[-1].name} does not respond ({next(iter(causes), None)})",

@@ -153,7 +153,7 @@ class _LiveReplay:
 
 
 def replay(trace: Iterable[TraceRequest], target: Target, seed: int = 0) -> Replay:
-    """Replay a trace on a running server. Ctrl-C stops the replay, and the measurements so far are returned."""
+    """Replay a trace on a running server. SIGINT or SIGTERM stops it, and the measurements so far are returned."""
 
     async def run() -> Replay:
         from aiohttp import ClientSession, ClientTimeout, TCPConnector
@@ -162,7 +162,8 @@ def replay(trace: Iterable[TraceRequest], target: Target, seed: int = 0) -> Repl
         connector, never = TCPConnector(limit=0, force_close=True), ClientTimeout(total=None)
         async with ClientSession(connector=connector, timeout=never, read_bufsize=MAX_LINE_BYTES) as session:
             running = _LiveReplay(target, seed, session)
-            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, running.stop, "interrupted")
+            for number, reason in ((signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")):
+                asyncio.get_running_loop().add_signal_handler(number, running.stop, reason)
             return await running.run(trace)
 
     return asyncio.run(run())

@@ -71,7 +71,7 @@ SloLimits = Mapping[str | None, Mapping[str, float]]
 
 @dataclass(slots=True)
 class Replay:
-    """Result of a replay. `end_reason` is 'complete', 'interrupted' or 'target dead'.
+    """Result of a replay. `end_reason` is 'complete', 'interrupted', 'terminated' or 'target dead'.
 
     The records are in the order of the trace. Only a simulation sets `counts` and `limits` (its SLO).
     """

@@ -157,22 +157,25 @@ def test_dead_target_exits_1_with_the_report(run: Run, trace: Path) -> None:
     assert "does not respond" in done.stderr
 
 
-def test_ctrl_c_writes_the_partial_report(trace: Path, home: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "ended"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")]
+)
+def test_signal_writes_the_partial_report(trace: Path, home: Path, number: int, ended: str) -> None:
     with running(FakeServer()) as server:
         url = f"http://127.0.0.1:{server.port}"
         given = ["--target", url, "--speedup", "0.001", "--format", "json", "-o", "part.json"]
         program = [sys.executable, "-m", "coldstart.commands.cli", "trace-replay", str(trace)]
         child = subprocess.Popen([*program, *given], cwd=home)
-        threading.Thread(target=_interrupt_once_asked, args=(server, child), daemon=True).start()
-        assert child.wait(60) == 130
+        threading.Thread(target=_signal_once_asked, args=(server, child, number), daemon=True).start()
+        assert child.wait(60) == 128 + number
     found = json.loads((home / "part.json").read_text())
-    assert found["ended"] == "interrupted" and 1 <= found["completed"] <= found["requests"] < 10
+    assert found["ended"] == ended and 1 <= found["completed"] <= found["requests"] < 10
 
 
-def _interrupt_once_asked(server: FakeServer, child: "subprocess.Popen[bytes]") -> None:
+def _signal_once_asked(server: FakeServer, child: "subprocess.Popen[bytes]", number: int) -> None:
     wait_until(lambda: server.answered)
     time.sleep(0.2)
-    child.send_signal(signal.SIGINT)
+    child.send_signal(number)
 
 
 HOST = """
