@@ -160,6 +160,8 @@ def test_pull_reports_the_damaged_blobs_that_it_replaces(run: Run, bundle: Bundl
 def test_a_damaged_manifest_is_not_called_trusted(run: Run) -> None:
     bundle = publish_sections(Store(Cache.at().bundles), signer=sign.load_host_key(paths.state_dir()), kv=KV)
     assert json.loads(run("list", "--format", "json").stdout)["bundles"][0]["trusted"]
+    flip(blob_path(bundle.layout.root, bundle.layout.read_entries()[-1].digest), 3)
+    assert "is trusted" in run("trust", "why", bundle.ref).stdout  # its signature was verified before
     flip(blob_path(bundle.layout.root, bundle.digest), 3)
     assert not json.loads(run("list", "--format", "json").stdout)["bundles"][0]["trusted"]
     said = run("trust", "why", bundle.ref, code=1)
