@@ -16,6 +16,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
+from coldstart.contract.environment import VLLM_API_KEY
+
 POLL_S = 0.004
 STARTING = (404, 502, 503)
 COMPLETIONS = "/v1/completions"
@@ -80,7 +82,7 @@ class CompletionClient:
             with closing(
                 http.client.HTTPConnection(self.host, self.port, timeout=self.timeout_s)
             ) as connection:
-                connection.request("POST", COMPLETIONS, _request(prompt, max_tokens, stream=False), _HEADERS)
+                _post(connection, prompt, max_tokens, stream=False)
                 response = connection.getresponse()
                 body = response.read()
             if response.status != 200:
@@ -100,7 +102,7 @@ class CompletionClient:
         with closing(http.client.HTTPConnection(self.host, self.port, timeout=left_s)) as connection:
             connection.connect()
             connected_at_s = time.monotonic()
-            connection.request("POST", COMPLETIONS, _request(prompt, 1, stream=True), _HEADERS)
+            _post(connection, prompt, 1, stream=True)
             return FirstToken(connected_at_s, _first_event_s(connection.getresponse()))
 
 
@@ -113,11 +115,14 @@ def _build_error(status: int, body: bytes) -> CompletionFailedError:
     return kind(f"HTTP status {status}: {body[:300].decode(errors='replace')}")
 
 
-_HEADERS = {"Content-Type": "application/json"}
-
-
-def _request(prompt: str | Sequence[int], max_tokens: int, *, stream: bool) -> bytes:
-    return json.dumps(build_request(prompt, max_tokens, stream=stream, token_ids=True)).encode()
+def _post(
+    connection: http.client.HTTPConnection, prompt: str | Sequence[int], max_tokens: int, *, stream: bool
+) -> None:
+    body = json.dumps(build_request(prompt, max_tokens, stream=stream, token_ids=True)).encode()
+    headers = {"Content-Type": "application/json"}
+    if key := VLLM_API_KEY.read():  # the server has the same variable
+        headers["Authorization"] = f"Bearer {key}"
+    connection.request("POST", COMPLETIONS, body, headers)
 
 
 def _first_event_s(response: http.client.HTTPResponse) -> float:

@@ -20,7 +20,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if "refuses" in sys.argv:
+        key = os.environ.get("VLLM_API_KEY")
+        if "refuses" in sys.argv or (key and self.headers["Authorization"] != f"Bearer {key}"):
             self.reply("too long", "text/plain", 400)
             return
         # The first request streams; then each of two prompts is asked alone; what comes after is a crowd.

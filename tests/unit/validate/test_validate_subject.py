@@ -211,6 +211,7 @@ def validate(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> Validate:
         level: Level, actual: str, plain: str = "serves", concurrency_levels: Sequence[int] = ()
     ) -> list[Finding]:
         launchers = FakeLauncher("fresh", actual), FakeLauncher("vllm-cold", plain)
+        monkeypatch.setenv("VLLM_API_KEY", "planted")  # the servers have it, too
         monkeypatch.setattr(start, "create_launchers", lambda *_: launchers)
         settings = PromptSettings(
             ("a", "b"), max_tokens=4, ready_timeout_s=20, concurrency_levels=concurrency_levels
