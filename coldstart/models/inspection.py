@@ -15,7 +15,7 @@ from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.key import FieldMismatch, Key
 from coldstart.artifacts.store import BundleNotFoundError, Store
 from coldstart.contract.arguments import Arguments
-from coldstart.errors import CommandFailedError, NoBundleError
+from coldstart.errors import CommandFailedError, NoBundleError, UsageError
 from coldstart.models import keys, resolution
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system import secrets
@@ -139,9 +139,12 @@ def look_up(
 
     With an empty sequence as ``bundles``, only compose the key, and read no store.
 
-    Raises the same errors as `resolution.resolve`.
+    Raises UsageError if ``vllm_args`` name another model or revision, and the same errors as `resolution.resolve`.
     """
     cache, arguments = cache or Cache.at(), Arguments(vllm_args)
+    if given := [f"--{flag}" for flag in ("model", "revision") if arguments.contains_flag(flag)]:
+        reason = f"vLLM's arguments must not contain {' and '.join(given)}, which coldstart sets"
+        raise UsageError(reason, hint="specify MODEL, and --revision if it is needed, before --")
     model = resolution.resolve(word, revision=revision, offline=offline, cache=cache)
     key = keys.compose_key(model, arguments)
     return BundleLookup(model, arguments, cache, key, offline=offline, accepts=accepts).refresh(bundles)
