@@ -85,7 +85,8 @@ def verify_and_decode(key: str, parameters: Mapping[str, Any] | None) -> Message
         raise HandoverError(
             "malformed handover message: expected a string of limited length and its signature"
         )
-    if not key or not hmac.compare_digest(signature.encode(), _signature(key, text).encode()):
+    expected = _signature(key, text).encode()
+    if not key or not hmac.compare_digest(signature.encode(errors="surrogatepass"), expected):
         raise HandoverError("the handover message is not signed with this server's key")
     try:
         message: Message = msgspec.json.decode(text, type=Message)
@@ -100,4 +101,4 @@ def digest_tokens(tokens: Iterable[int]) -> str:
 
 
 def _signature(key: str, text: str) -> str:
-    return hmac.new(key.encode(), text.encode(), hashlib.sha256).hexdigest()
+    return hmac.new(key.encode(), text.encode(errors="surrogatepass"), hashlib.sha256).hexdigest()

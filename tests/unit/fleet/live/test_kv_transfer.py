@@ -15,8 +15,6 @@ from multiprocessing.connection import Connection
 from random import Random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from coldstart.contract import handover
 from coldstart.contract.handover import HandoverError, Pin, Pull
@@ -44,19 +42,6 @@ def test_a_message_is_read_with_its_key_only(message: Pin | Pull) -> None:
 def test_other_parameters_of_vllm_contain_no_message() -> None:
     assert handover.verify_and_decode("key", None) is None
     assert handover.verify_and_decode("key", {"do_remote_prefill": True}) is None
-
-
-@given(st.data())
-def test_a_changed_message_is_refused(data: st.DataObject) -> None:
-    signed = handover.sign("key", PULL)
-    name = data.draw(st.sampled_from(sorted(signed)))
-    changed = data.draw(
-        st.one_of(st.text(), st.none(), st.integers(), st.binary()).filter(lambda v: v != signed[name])
-    )
-    if name == "coldstart" and changed is None:
-        return
-    with pytest.raises(HandoverError):
-        handover.verify_and_decode("key", {**signed, name: changed})
 
 
 @contextmanager
@@ -195,8 +180,9 @@ def test_no_mutated_message_is_read(count: int) -> None:
         signed = handover.sign("key", random.choice((PIN, PULL, handover.LoadQuery("p"))))
         name = random.choice(sorted(signed))
         mutated = _mutate(random, signed[name].encode()).decode(errors="replace")
-        with pytest.raises(HandoverError):
-            handover.verify_and_decode("key", {**signed, name: mutated})
+        for value in (mutated, mutated.encode(), 5, "\ud800"):  # JSON can contain half a character
+            with pytest.raises(HandoverError):
+                handover.verify_and_decode("key", {**signed, name: value})
 
 
 @MUTATIONS
