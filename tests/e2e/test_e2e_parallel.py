@@ -11,11 +11,8 @@ from tools.machine import Machine, Served
 # on one rank, with the priorities and classes of clients, is in property/test_deadline_carrier.py.
 pytestmark = [pytest.mark.vllm, pytest.mark.nightly]
 
-WAYS = {
-    "tensor": ("--tensor-parallel-size", "2", "--enforce-eager"),
-    "pipeline": ("--pipeline-parallel-size", "2", "--enforce-eager"),
-}
 RANKS = 2
+FLAGS = (*ARGUMENTS, str(POOL_BYTES // RANKS), "--enforce-eager")
 DEADLINES = ("--scheduler", "deadline", "--batch", "4", "--deadline-factor", "1e6")
 """With this factor the longer prompt has the later deadline, however late the shorter one arrives."""
 LENGTHS = [20 + (37 * number) % 150 for number in range(20)]
@@ -31,7 +28,7 @@ def expected(machine: Machine) -> list[list[int]]:
 
 @pytest.mark.parametrize("way", ["tensor", "pipeline"])
 def test_swapping_on_two_ranks_answers_as_fcfs(machine: Machine, expected: list[list[int]], way: str) -> None:
-    here, flags = Machine(machine.root, LOCAL), (*ARGUMENTS, str(POOL_BYTES // RANKS), *WAYS[way])
+    here, flags = Machine(machine.root, LOCAL), (*FLAGS, f"--{way}-parallel-size", str(RANKS))
     with here.serving("tiny-llama", "--on-miss", "warn", *SWAPPING, vllm=flags) as ours:
         check_fallbacks(ours)
         assert together(ours, [body(n, tokens) for n, tokens in enumerate(LENGTHS)]) == expected
@@ -41,7 +38,7 @@ def test_swapping_on_two_ranks_answers_as_fcfs(machine: Machine, expected: list[
 
 @pytest.mark.parametrize("way", ["pipeline", "tensor"])
 def test_deadlines_order_requests_of_two_ranks(machine: Machine, expected: list[list[int]], way: str) -> None:
-    here, flags = Machine(machine.root, LOCAL), (*ARGUMENTS, str(POOL_BYTES // RANKS), *WAYS[way])
+    here, flags = Machine(machine.root, LOCAL), (*FLAGS, f"--{way}-parallel-size", str(RANKS))
     with here.serving("tiny-llama", "--on-miss", "warn", *DEADLINES, vllm=flags) as ours:
         check_fallbacks(ours)
         assert together(ours, [body(n, tokens) for n, tokens in enumerate(LENGTHS)]) == expected
