@@ -93,7 +93,6 @@ def run(
 
     from coldstart.host import configuration
     from coldstart.host.live import profiles
-    from coldstart.host.live.profiles import create_profile_reader, fill_in_device_memory, find_template_bytes
     from coldstart.system.devices import hardware
     from coldstart.units import format_memory, require_unit
 
@@ -115,17 +114,22 @@ def run(
     model_options: dict[str, Any] = {} if idle is None else {"idle_s": idle}
     # Without `--`, each model gets the arguments of its newest trusted bundle.
     model_options |= {"args": list(common.vllm_args)} if common.has_typed_args else {}
+    if model_options and not models:
+        raise UsageError(
+            "--idle and arguments after -- apply only to models on the command line, which contains none",
+            hint=f"set idle_s and args in {host_file}",
+        )
     if memory is not None:
         require_unit(memory, "--memory", hint=f"use --memory {memory.strip()}MiB")
     typed["models"] = dict.fromkeys(models or (), model_options)
 
-    bundle_profiles = create_profile_reader(common.cache, offline=common.offline)
+    bundle_profiles = profiles.create_profile_reader(common.cache, offline=common.offline)
     adopt = partial(profiles.read_bundle_arguments, cache=common.cache, offline=common.offline)
 
     def read(read_profile: "Profiles", adopt: "Adopt | None") -> "HostFile":
         if host_file is None:
             return profiles.share_gpus(configuration.parse(typed, read_profile, adopt))
-        file = fill_in_device_memory(configuration.load(host_file, read_profile, typed, adopt))
+        file = profiles.fill_in_device_memory(configuration.load(host_file, read_profile, typed, adopt))
         size = file.settings.memory
         require_unit(size, f"host file {host_file}: memory", hint=f'write memory = "{size}MiB"')
         return profiles.share_gpus(file)
@@ -141,7 +145,7 @@ def run(
         if arguments := file.catalogue.launches[name].args:
             _serving.print_adopted_arguments(common, lender, arguments)
     limits_notes = configuration.describe_limits(
-        file, hardware.find_engine_memory_capacity(), find_template_bytes()
+        file, hardware.find_engine_memory_capacity(), profiles.find_template_bytes()
     )
     for note in (*file.notes, *limits_notes):
         common.out.warn(note)

@@ -18,6 +18,7 @@ from benchmarks import llama
 from benchmarks.common import finish, load, parser, run_coldstart
 from benchmarks.start.cold_start import VLLM_ARGS
 from coldstart.bench import run_order
+from coldstart.launch import modes
 from coldstart.models import inspection
 from coldstart.system.paths import Cache
 from coldstart.system.snapshot.runtime_image import choose_engine_image_directory, measure_size
@@ -78,8 +79,8 @@ def measure_disk(model: Path, cache: Cache) -> dict[str, int]:
         base += measure_size(cache.unpacked / digest.removeprefix("sha256:"))
     engine = choose_engine_image_directory(cache.runtimes, bundle.digest)
     more = {
-        run_order.RUNTIME_SNAPSHOT: measure_size(cache.runtimes),
-        run_order.SNAPSHOT: measure_size(engine),
+        modes.RUNTIME_SNAPSHOT.name: measure_size(cache.runtimes),
+        modes.SNAPSHOT.name: measure_size(engine),
     }
     return {mode: base + more.get(mode, 0) for mode in MODES if mode != run_order.VLLM_WARM}
 

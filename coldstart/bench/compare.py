@@ -2,7 +2,7 @@
 
 change = median(current) / median(baseline) - 1 of the time to the first token, with its 95% confidence interval. The
 verdict is `regression` if the lower bound exceeds the threshold, `ok` if the upper bound does not, and `inconclusive`
-otherwise, with too few samples, or on a different machine.
+otherwise, with too few samples, on a different machine, or with a different model.
 """
 
 from __future__ import annotations
@@ -50,14 +50,17 @@ def compare_documents(
     current: Mapping[str, Any], baseline: Mapping[str, Any], max_regress_pct: float
 ) -> dict[str, object]:
     """Compare every mode that both documents measured, and return the `baseline` field of the new document."""
-    is_same_machine = facts.is_same_machine(current["machine"], baseline["machine"])
+    differs = (
+        "" if facts.is_same_machine(current["machine"], baseline["machine"]) else "on a different machine"
+    )
+    differs = differs if current["model"] == baseline["model"] else f"with the model {baseline['model']}"
     both = [mode for mode in current["modes"] if _get_samples(current, mode) and _get_samples(baseline, mode)]
     changes = {
         mode: compare_samples(
             _get_samples(current, mode),
             _get_samples(baseline, mode),
             max_regress_pct,
-            is_same_machine=is_same_machine,
+            differs=differs,
         )
         for mode in both
     }
@@ -65,9 +68,9 @@ def compare_documents(
 
 
 def compare_samples(
-    current: list[float], baseline: list[float], max_regress_pct: float, *, is_same_machine: bool
+    current: list[float], baseline: list[float], max_regress_pct: float, *, differs: str = ""
 ) -> Document:
-    """Compare two samples of start times in seconds. `is_same_machine` is True if they come from comparable machines.
+    """Compare two samples of start times in seconds. `differs` says how the baseline was measured, if that forbids a verdict.
 
     Percentages are changes relative to the baseline. Positive changes mean a slower start.
     """
@@ -79,8 +82,8 @@ def compare_samples(
     if min(len(current), len(baseline)) < MIN_SAMPLES:
         return {**result, "reason": f"fewer than {MIN_SAMPLES} samples"}
     low, high = result["ci95_pct"] = tuple(100 * (bound - 1) for bound in ratio_interval(current, baseline))
-    if not is_same_machine:
-        return {**result, "reason": "measured on a different machine"}
+    if differs:
+        return {**result, "reason": f"measured {differs}"}
     verdict = REGRESSION if low > max_regress_pct else OK if high <= max_regress_pct else INCONCLUSIVE
     return {**result, "verdict": verdict, "reason": None}
 

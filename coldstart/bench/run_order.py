@@ -14,14 +14,11 @@ from coldstart.errors import UsageError
 from coldstart.launch import modes
 from coldstart.scheduling.declaration import list_settings, setting
 from coldstart.system.paths import Cache
-from coldstart.validate.launchers import FRESH as FRESH
 from coldstart.validate.launchers import VLLM_COLD as VLLM_COLD
 from coldstart.validate.launchers import VLLM_EAGER as VLLM_EAGER
 from coldstart.validate.launchers import VLLM_FREE, VLLM_MODES
 from coldstart.validate.launchers import VLLM_WARM as VLLM_WARM
 
-RUNTIME_SNAPSHOT, TEMPLATE_RUNTIME = modes.RUNTIME_SNAPSHOT.name, modes.TEMPLATE_RUNTIME.name
-TEMPLATE_ENGINE, SNAPSHOT = modes.TEMPLATE_ENGINE.name, modes.SNAPSHOT.name
 # An engine sleeps between the runs of these modes, whose starts wake it.
 WAKING_MODES = (modes.STANDBY.name, modes.PARKED_ENGINE.name)
 MODES = (VLLM_COLD, VLLM_WARM, VLLM_FREE, VLLM_EAGER, *reversed(modes.list_mode_names()))
@@ -98,6 +95,7 @@ class BenchOptions:
         """Return the command line of an equivalent benchmark."""
         line = ["coldstart", "bench", self.model, "--runs", str(self.runs), "--warmup", str(self.warmup)]
         line += ["--modes", self.modes] if self.modes else []
+        line += ["--revision", self.revision] if self.revision else []
         line += [] if self.measure_steady_state else ["--no-steady"]
         return [*line, "--", *self.vllm_args] if self.vllm_args else line
 

@@ -175,16 +175,16 @@ def load(
     typed: Mapping[str, Any] | None = None,
     adopt: Adopt | None = None,
 ) -> HostFile:
-    """Load a host file. Values in `typed`, which come from the command line, override those in the file.
+    """Load a host file. Values in `typed`, which come from the command line, override those in the file, also of a model.
 
     Raises:
         UsageError: The file cannot be read or is not a valid host configuration.
     """
     table, typed = tables.read_toml(path, "host"), typed or {}
     models = table.get("models", {})
-    if isinstance(models, dict):
-        models = {**models, **typed.get("models", {})}
     with tables.prefix_errors(f"host file {path}"):
+        for name, more in typed.get("models", {}).items() if isinstance(models, dict) else ():
+            models[name] = {**tables.expect_table(models.get(name, {}), f"models.{name}"), **more}
         return parse({**table, **typed, "models": models}, profiles, adopt)
 
 

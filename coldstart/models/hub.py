@@ -31,10 +31,9 @@ from coldstart.system.dry_run import is_dry_run
 if TYPE_CHECKING:
     from huggingface_hub import ModelInfo
 
-_PAGE = "https://huggingface.co/{repo_id}"
 # vLLM needs one form of the weights, and cannot load the formats of other frameworks.
 _IGNORE = ["*.msgpack", "*.h5", "*.onnx", "*.tflite", "original/*", "consolidated*", "*.ot", "*.mlmodel"]
-_COMMIT = re.compile(r"[0-9a-f]{40}")
+COMMIT = re.compile(r"[0-9a-f]{40}")
 _TIMEOUT_S = 5.0
 # Limit for the whole response: _TIMEOUT_S limits each read, and nothing limits the address lookup.
 _ANSWER_S = 10.0
@@ -87,7 +86,7 @@ def fetch(repo_id: str, revision: str | None, offline: bool, part: Part) -> Path
     except errors.HFValidationError as error:
         raise ModelNotFoundError(str(error)) from error
     # A configuration at a commit cannot have changed.
-    is_known = part == "configuration" and cached is not None and _COMMIT.fullmatch(revision or "")
+    is_known = part == "configuration" and cached is not None and COMMIT.fullmatch(revision or "")
     failure = None
     if not (offline or constants.HF_HUB_OFFLINE or is_dry_run() or is_known):
         try:
@@ -198,7 +197,7 @@ def _ask(repo_id: str, revision: str | None) -> ModelInfo:
     def ask() -> None:
         try:
             found = model_info(repo_id, revision=revision, timeout=_TIMEOUT_S)
-            if not _COMMIT.fullmatch(str(found.sha)):
+            if not COMMIT.fullmatch(str(found.sha)):
                 raise ValueError("the response contains no commit hash")
             answer.set_result(found)
         except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
@@ -265,7 +264,7 @@ def _convert(repo_id: str, failure: _HubFailure, local: str) -> ColdstartError:
     """Return the error for a user whose cache has no complete copy. `local` describes the state of the cache."""
     from huggingface_hub import errors
 
-    cause, page = failure.cause, _PAGE.format(repo_id=repo_id)
+    cause, page = failure.cause, f"https://huggingface.co/{repo_id}"
     if isinstance(cause, (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled)):
         return _not_cached(repo_id, _NO_COPY)
     message = f"cannot fetch {repo_id}: {_describe(cause)}, and {local}"

@@ -24,7 +24,6 @@ from coldstart.system.devices import hardware
 
 ENGINE = "engine."
 """Prefix of the fields that come from vLLM's arguments."""
-Scalar = str | int | float | bool | None
 
 # Members of config.json that record its writer and its path, not the model.
 _INCIDENTAL = frozenset({"_name_or_path", "transformers_version", "_commit_hash"})
@@ -66,7 +65,7 @@ def compose_key(model: ResolvedModel, vllm_args: Arguments) -> Key:
     return Key(read_machine_fields() | _prefix("model", read_model_fields(model)) | _prefix("engine", engine))
 
 
-def read_machine_fields() -> dict[str, Scalar]:
+def read_machine_fields() -> dict[str, relevance.Scalar]:
     """Return the key fields that depend on this machine. Raises ColdstartError if vLLM is not installed.
 
     The key of a CPU engine contains the number of usable CPUs: Inductor uses it to choose the depth of parallel loops
@@ -80,7 +79,7 @@ def read_machine_fields() -> dict[str, Scalar]:
     return _prefix("hardware", device) | _prefix("runtime", runtime.read_runtime_fields())
 
 
-def _prefix(group: str, fields: Mapping[str, Scalar]) -> dict[str, Scalar]:
+def _prefix(group: str, fields: Mapping[str, relevance.Scalar]) -> dict[str, relevance.Scalar]:
     return {f"{group}.{name}": value for name, value in fields.items()}
 
 
@@ -91,7 +90,7 @@ def replace_arguments(key: Key, vllm_args: Arguments) -> Key:
     return Key(fields | _prefix("engine", engine))
 
 
-def read_model_fields(model: ResolvedModel) -> dict[str, Scalar]:
+def read_model_fields(model: ResolvedModel) -> dict[str, relevance.Scalar]:
     """Return the model fields without the `model.` prefix: architecture, revision, digests of config, weights and tokenizer."""
     local = model.path if model.revision is None else None
     return {
@@ -104,7 +103,7 @@ def read_model_fields(model: ResolvedModel) -> dict[str, Scalar]:
     }
 
 
-def _extra(directory: Path) -> dict[str, Scalar]:
+def _extra(directory: Path) -> dict[str, relevance.Scalar]:
     """Return digests of the model's custom code and of its processor and quantization settings, if present."""
     code = sorted(str(path.relative_to(directory)) for path in directory.rglob("*.py") if path.is_file())
     groups = {"code": _hash_files(directory, code), "processor": _hash_files(directory, _PROCESSOR_FILES)}

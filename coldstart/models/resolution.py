@@ -23,7 +23,6 @@ from coldstart.system.dry_run import is_dry_run
 from coldstart.system.paths import Cache
 
 _REPO_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ def resolve(
         directory = hub.fetch(repo_id, revision, offline, "configuration")
     except hub.ModelNotFoundError as error:
         raise _unknown(model, error) from error
-    commit = directory.name if _COMMIT.fullmatch(directory.name) else None
+    commit = directory.name if hub.COMMIT.fullmatch(directory.name) else None
     return ResolvedModel(_name(repo_id), directory, repo_id, commit, _read_config(directory))
 
 
@@ -174,7 +173,7 @@ def check_weights(model: ResolvedModel) -> None:
 def _local(name: str | None, directory: Path) -> ResolvedModel:
     # A snapshot directory of the hub's cache names its repository and commit. The path and the repository's name are the
     # same model, so both must give the same key.
-    commit = directory.name if _COMMIT.fullmatch(directory.name) else None
+    commit = directory.name if hub.COMMIT.fullmatch(directory.name) else None
     snapshot = commit is not None and directory.parent.name == "snapshots"
     owner = directory.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
     repo_id = owner if snapshot and _REPO_ID.fullmatch(owner) else None

@@ -200,6 +200,7 @@ def test_chosen_endpoints_pass(endpoint: GatewayEndpoint) -> None:
     ("endpoint", "message"),
     [
         (GatewayEndpoint(api_key=""), "key is empty"),
+        (GatewayEndpoint(port=65536), "--port must be at least 0, at most 65535, found 65536"),
         (GatewayEndpoint(allow_hosts=("http://x",)), "not a host name"),
         (GatewayEndpoint(allow_origins=("evil.example",)), "not an origin"),
         (GatewayEndpoint(allow_origins=("*",)), "not an origin"),

@@ -75,6 +75,8 @@ def test_status_as_a_table(run: Run, host: str) -> None:
         ("host --memory 1GiB", "no model is specified"),
         ("host --host-file /nowhere/host.toml", "cannot read the host file"),
         ("host tiny-llama", "--memory is required"),
+        ("host --host-file h.toml --idle 5", "--idle and arguments after -- apply only to models on the"),
+        ("host --host-file h.toml -- --seed 1", "hint: set idle_s and args in h.toml"),
         (
             "host bogus",
             "hint: run `coldstart host tiny-llama --memory 60GiB`, or see `coldstart host --help`",

@@ -118,17 +118,14 @@ class Continuation:
         if self._diverged or self._foreign:
             return False
         # Tokens after `clean_count` are sampled again, so the client must not have received any part of them.
-        known = self._greedy or not (self._ahead or self._since or (self._shows_ids and self._behind))
+        behind = self._shows_ids and len(self.tokens) > self.clean_count
+        known = self._greedy or not (self._ahead or self._since or behind)
         return not self._head or self.finished or (self.prompt is not None and known)
 
     @property
     def is_over(self) -> bool:
         """Return whether the stream is complete: its last event has arrived, or its format is unknown."""
         return self.ended or self._foreign
-
-    @property
-    def _behind(self) -> bool:
-        return len(self.tokens) > self.clean_count
 
     def build_next_request(self, path: str) -> tuple[str, bytes]:
         """Return path and body of the next request: first the client's own, later one that requests the remaining tokens."""

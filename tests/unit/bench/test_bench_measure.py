@@ -108,7 +108,7 @@ def test_installed_vllm_has_each_step() -> None:
     ],
 )
 def test_change_returns_the_verdict(now: list[float], expected: str) -> None:
-    found = compare.compare_samples(now, [10.0, 10.1, 9.9, 10.0, 10.05], 10, is_same_machine=True)
+    found = compare.compare_samples(now, [10.0, 10.1, 9.9, 10.0, 10.05], 10)
     assert found["verdict"] == expected
 
 
@@ -118,6 +118,7 @@ def document(seconds: list[float], **more: object) -> dict[str, Any]:
         "kind": "bench",
         "schema_version": SCHEMA_VERSION,
         "machine": facts.describe_machine(),
+        "model": "tiny-llama",
         "modes": {"fresh": {"samples": samples}, "snapshot": {"unavailable": "no"}},
         **more,
     }
@@ -128,6 +129,9 @@ def test_documents_are_compared_by_the_modes_both_measured() -> None:
     assert found["modes"] == {
         "fresh": {"verdict": "regression", "change_pct": 100.0, "ci95_pct": (100.0, 100.0), "reason": None}
     }
+    other = compare.compare_documents(document([20.0] * 5, model="tiny-opt"), document([10.0] * 5), 50)
+    assert other["modes"]["fresh"]["reason"] == "measured with the model tiny-llama"
+    assert compare.describe_regressions(other) == []
     assert compare.describe_regressions(found) == [
         "fresh: 100.0 % slower than the baseline (at least 100.0 %, allowed 50 %)"
     ]

@@ -144,11 +144,12 @@ def test_benchmark_that_is_cut_off_keeps_its_runs(
     monkeypatch.setattr(benchmark, "create_launchers", lambda *_: launchers)
     monkeypatch.setattr(benchmark, "RunSettings", lambda *_, **__: settings)
     request = benchmark.BenchOptions(
-        "tiny", modes="vllm-warm,fresh", runs=2, warmup=0, measure_steady_state=False
+        "tiny", modes="vllm-warm,fresh", runs=2, warmup=0, measure_steady_state=False, revision="r1"
     )
     with pytest.raises(KeyboardInterrupt):
         benchmark.run(request, lambda _: None, keep)
     assert benchmark.INCOMPLETE_FAILURE in kept[-1]["failures"]
+    assert kept[-1]["command_line"][-3:] == ["--revision", "r1", "--no-steady"]
     assert sum(len(found["samples"]) for found in kept[-1]["modes"].values() if "samples" in found) == 2
     assert [launcher.closed for launcher in launchers] == [1, 1]
 
@@ -278,7 +279,7 @@ def test_a_template_that_does_not_come_up(
     error: type[Exception],
 ) -> None:
     monkeypatch.setenv("FAKE_STATUS", status)
-    (template,) = launchers.create_launchers(SUBJECT, [run_order.TEMPLATE_ENGINE], tmp_path)
+    (template,) = launchers.create_launchers(SUBJECT, ["template-engine"], tmp_path)
     with pytest.raises(error, match=f"exited with code {status}"):
         template.prepare()
     template.close()
@@ -291,7 +292,7 @@ def test_template_command_that_does_not_end_is_an_error_of_its_mode(
     words = ["sh", "-c", "echo importing; exec sleep 60"]
     monkeypatch.setattr(launchers, "find_coldstart_command", lambda: words)
     monkeypatch.setattr(launchers, "PREPARE_TIMEOUT_S", 0.5)
-    (template,) = launchers.create_launchers(SUBJECT, [run_order.TEMPLATE_ENGINE], tmp_path)
+    (template,) = launchers.create_launchers(SUBJECT, ["template-engine"], tmp_path)
     with pytest.raises(
         CommandFailedError, match=r"start did not end within 0\.5 s and was killed: importing"
     ):

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -34,6 +35,8 @@ def test_example_of_the_documentation_is_read(tmp_path: Path) -> None:
         ("stopped", 0, 8.0, 0),
     ]
     assert model.idle_s == 600 and not model.pinned
+    typed = load(tmp_path / "host.toml", typed={"models": {model.name: {"idle_s": 5}}})
+    assert typed.models == (replace(model, idle_s=5),)
 
 
 @pytest.mark.parametrize(

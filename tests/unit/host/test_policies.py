@@ -176,9 +176,7 @@ def test_one_swap_by_hand() -> None:
 
 
 def test_a_busy_model_is_made_to_drain_after_the_patience() -> None:
-    asked = [SimulatedRequest(float(t), "a", 3.0) for t in range(0, 100, 2)] + [
-        SimulatedRequest(100.0, "a", 3.0)
-    ]
+    asked = [SimulatedRequest(float(t), "a", 3.0) for t in range(0, 101, 2)]
     asked = sorted([*asked, SimulatedRequest(11.0, "b", 1.0)], key=lambda one: one.arrival_s)
     done = simulate(asked, [A, B], _settings(patience_s=20.0))
     (b,) = (one for one in done.records if one.model == "b")

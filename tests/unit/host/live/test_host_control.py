@@ -169,23 +169,21 @@ def test_reload_revokes_the_keys_of_clients_and_reports_a_file_that_cannot_be_us
 
 
 @asynccontextmanager
-async def _streaming(
-    served: Served, pause_s: float = 0.01
-) -> AsyncIterator[tuple[aiohttp.ClientSession, aiohttp.ClientResponse]]:
-    """Yield a client of the host and a stream that has begun."""
+async def _streaming(served: Served, pause_s: float = 0.01) -> AsyncIterator[aiohttp.ClientResponse]:
+    """Yield a stream of the host that has begun."""
     body = {"model": "a", "prompt": "x", "stream": True, "pieces": 40, "pause_s": pause_s}
     async with (
         aiohttp.ClientSession() as client,
         client.post(served.urls[0] + "/v1/completions", json=body) as answer,
     ):
         await answer.content.readline()
-        yield client, answer
+        yield answer
 
 
 def test_stop_lets_a_stream_end_and_rejects_other_requests_until_then(served: Served) -> None:
     async def work(served: Served) -> None:
         url, body = served.urls[0], {"model": "a", "prompt": "x"}
-        async with _streaming(served, pause_s=0.03) as (_, answer), aiohttp.ClientSession() as other:
+        async with _streaming(served, pause_s=0.03) as answer, aiohttp.ClientSession() as other:
             for path, status in (("/stop", 202), ("/stop", 202), ("/v1/completions", 503)):
                 async with other.post(url + path, json=body) as said:
                     assert said.status == status and (
@@ -224,7 +222,7 @@ def test_first_signal_waits_for_streams_and_second_does_not(
     served: Served, signals: int, number: signal.Signals
 ) -> None:
     async def work(served: Served) -> None:
-        async with _streaming(served) as (_, answer):
+        async with _streaming(served) as answer:
             for _ in range(signals):
                 os.kill(os.getpid(), number)
                 await asyncio.sleep(0)
