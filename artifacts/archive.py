@@ -10,6 +10,7 @@ import io
 import shlex
 import tarfile
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import IO, BinaryIO, cast
 
@@ -59,13 +60,15 @@ def export_archive(bundles: Sequence[Bundle], path: Path, *, replace: bool = Fal
 
 
 class _BoundedFile:
-    """File wrapper that rejects oversized headers, because `tarfile` would read each of them into memory at once."""
+    """File wrapper that reads at most `left` bytes, because `tarfile` joins a header in memory however long it is."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.tell, self.seek = file, file.tell, file.seek
+        self.left: float = LIMITS.index_bytes
 
     def read(self, size: int) -> bytes:
-        if size > LIMITS.index_bytes:
+        self.left -= size
+        if self.left < 0:
             raise TooLargeError(f"a tar header of the archive exceeds {LIMITS.index_bytes} bytes")
         return self._file.read(size)
 
@@ -76,9 +79,11 @@ class ArchiveSource:
     def __init__(self, file: BinaryIO) -> None:
         """Read all headers of the open archive `file`. Raises NotALayoutError, TooLargeError."""
         self._members: dict[str, tarfile.TarInfo] = {}
+        bounded = _BoundedFile(file)
         try:
-            self._archive = tarfile.TarFile(fileobj=cast("IO[bytes]", _BoundedFile(file)))
+            self._archive = tarfile.TarFile(fileobj=cast("IO[bytes]", bounded))
             while (info := self._archive.next()) is not None:
+                bounded.left = LIMITS.index_bytes
                 self._archive.members.clear()  # type: ignore[attr-defined]  # Each header would remain in memory.
                 name = info.name.removeprefix("./")
                 if name in (oci.LAYOUT_FILE, oci.INDEX_FILE) or name.startswith(_BLOBS):
@@ -89,6 +94,7 @@ class ArchiveSource:
             raise
         except trees.MALFORMED_TAR_ERRORS as error:
             raise NotALayoutError(f"malformed tar archive: {error}") from error
+        bounded.left = inf
         oci.check_layout_version(self._read(oci.LAYOUT_FILE, LIMITS.pax_header_bytes))
         self.entries = oci.parse_index(self._read(oci.INDEX_FILE, LIMITS.index_bytes))
 

@@ -215,11 +215,14 @@ def read_tar(source: Readable, budget: int, target: Path | None = None) -> list[
 
 def _iterate_members(stream: _BoundedReader) -> Iterator[TarInfo]:
     """Yield each header in order. A directory comes before its entries, so names cannot conflict."""
-    is_directory, length = {"": True}, 0
+    is_directory, length, end = {"": True}, 0, 0
     try:
         archive = tarfile.TarFile(fileobj=cast("IO[bytes]", stream), encoding="utf-8", errors="strict")
         while (info := archive.next()) is not None:
             archive.members.clear()  # type: ignore[attr-defined]  # Each header would remain in memory.
+            if info.offset != end:  # `next` skips a damaged header silently.
+                break
+            end = archive.offset
             _check_header(info)
             if info.name in is_directory:
                 raise DuplicateMemberError(f"the section contains {info.name!r} twice")
@@ -236,7 +239,7 @@ def _iterate_members(stream: _BoundedReader) -> Iterator[TarInfo]:
         raise
     except MALFORMED_TAR_ERRORS as error:
         raise InvalidTreeError(f"cannot parse the tar stream of the section: {error}") from error
-    if not stream.block or stream.block.strip(b"\0"):  # `next` ends silently at a damaged header.
+    if not stream.block or stream.block.strip(b"\0") or stream.tell() - len(stream.block) != end:
         raise InvalidTreeError("the tar stream of the section is damaged or truncated")
 
 
