@@ -46,7 +46,7 @@ CONFIGS = {
     "not utf-8": (b'{"format_version":"\xff"}', "CS-JSON"),
     "nan": (b'{"format_version":NaN}', "CS-JSON"),
     "deep": (_nested(100), "CS-MANIFEST"),
-    "very deep": (_nested(100_000), "CS-JSON"),
+    "very deep": (_nested(1_900_000), "CS-JSON"),
     "too large": (b'{"x":"' + b"x" * LIMITS.config_bytes + b'"}', "CS-SIZE"),
     "newer": (_config(format_version="2.0"), "CS-FORMAT-NEW"),
     "older": (_config(format_version="0.9"), "CS-MANIFEST"),

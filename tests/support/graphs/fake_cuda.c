@@ -64,7 +64,8 @@ API void fake_attribute_error(int which, int error) { unreadable = which; attrib
 API unsigned long long fake_last_flags(void) { return last_flags; }
 
 /* --- device memory: a list of live allocations ------------------------------------------------------ */
-typedef struct Block { uint64_t base; size_t size; int pinned; struct Block *next; } Block;
+/* No device has memory below 4 GiB, where a Python that is no position-independent executable has its heap: `mapped` is for these. */
+typedef struct Block { uint64_t base; size_t size, mapped; int pinned; struct Block *next; } Block;
 static Block *blocks;
 static Block *holder(uint64_t address) {
     for (Block *b = blocks; b; b = b->next)
@@ -85,6 +86,11 @@ API Result cuMemAlloc_v2(uint64_t *out, size_t size) {
     COUNT();
     Block *b = malloc(sizeof *b);
     if (posix_memalign((void **)&b->base, 512, size + 512)) return UNKNOWN;
+    if ((b->mapped = b->base >> 32 ? 0 : size + 512)) {
+        free((void *)b->base);
+        b->base = (uint64_t)mmap(NULL, b->mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (b->base == (uint64_t)MAP_FAILED) return UNKNOWN;
+    }
     memset((void *)b->base, 0xFF, size);
     b->size = size;
     b->pinned = 0;
@@ -100,7 +106,8 @@ API Result cuMemFree_v2(uint64_t address) {
         if ((*at)->base == address) {
             Block *gone = *at;
             *at = gone->next;
-            free((void *)gone->base);
+            if (gone->mapped) munmap((void *)gone->base, gone->mapped);
+            else free((void *)gone->base);
             free(gone);
             return OK;
         }

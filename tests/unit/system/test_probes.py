@@ -4,12 +4,13 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from support.fake_nvml import Fake
 from tools.wheels import write_wheel
 
-from coldstart.errors import UsageError
+from coldstart.errors import CommandFailedError, UsageError
 from coldstart.launch import modes
 from coldstart.system import installation, probes, runtime
 from coldstart.system.devices import hardware
@@ -32,6 +33,14 @@ def test_probe_checks_the_version_of_vllm(monkeypatch: pytest.MonkeyPatch, versi
     assert probes.probe_vllm().status == status
     monkeypatch.setattr(runtime, "find_vllm_distribution", lambda: None)
     assert "coldstart install cpu" in str(probes.probe_vllm().hint)
+
+
+def test_cpu_kernels_need_libnuma(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
+    monkeypatch.setattr("ctypes.CDLL", Mock(side_effect=OSError("libnuma.so.1: no such file")))
+    assert probes.probe_vllm().prevents_starts
+    with pytest.raises(CommandFailedError, match=r"kernels cannot be loaded: libnuma\.so\.1: no such file"):
+        probes.require_device()
 
 
 def test_a_cpu_without_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
