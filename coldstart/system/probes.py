@@ -3,6 +3,7 @@
 A probe does not raise an error if something is missing; its result reports that.
 """
 
+import ctypes
 import os
 import shutil
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from coldstart.system.snapshot import runtime_image
 
 Status = Literal["ok", "missing", "note"]
 
+_NUMA_HINT = "install the system library libnuma, for example with `apt install libnuma1`"
 _SHM_BYTES = 1 << 30
 _FULL_BYTES = 1 << 20
 _FREE_BYTES = 5 << 30
@@ -81,13 +83,15 @@ def probe_gpu() -> Probe:
 
 
 def require_device() -> None:
-    """Raise CommandFailedError if the installed vLLM is built for GPUs, and this machine has none that responds."""
+    """Raise CommandFailedError if vLLM is built for GPUs and none responds, or if its CPU kernels lack a library."""
     probe = probe_gpu()
     if probe.prevents_starts:
         raise CommandFailedError(
             "cannot start an engine: the installed vLLM is built for GPUs, and no GPU responds",
             hint=probe.hint,
         )
+    if (reason := _find_missing_library()) is not None:
+        raise CommandFailedError(f"cannot start an engine of the installed vLLM: {reason}", hint=_NUMA_HINT)
 
 
 def probe_criu() -> Probe:
@@ -168,7 +172,7 @@ def probe_compiler() -> Probe:
 
 
 def probe_vllm() -> Probe:
-    """Check that a supported version of vLLM is installed."""
+    """Check that a supported version of vLLM is installed, and the library that the CPU build's kernels need."""
     distribution = runtime.find_vllm_distribution()
     if distribution is None:
         return Probe("vllm", "missing", "none", "coldstart install cpu (or gpu)", required=True)
@@ -177,7 +181,18 @@ def probe_vllm() -> Probe:
     low, high = (".".join(map(str, bound)) for bound in runtime.SUPPORTED_VLLM)
     hint = None if fits else f"pip install '{name}>={low},<{high}'"
     label = f"{name} {version}, torch {runtime.read_torch_build().get('__version__', 'none')}"
-    return Probe("vllm", "ok" if fits else "missing", label, hint, required=True)
+    if (reason := _find_missing_library()) is not None:
+        label, hint = f"{label}; {reason}", _NUMA_HINT
+    return Probe("vllm", "missing" if hint else "ok", label, hint, required=True)
+
+
+def _find_missing_library() -> str | None:
+    """Return why the kernels of vLLM's CPU build cannot be loaded, or None. vLLM only warns, and fails later."""
+    try:
+        _ = runtime.targets_cpu() and ctypes.CDLL("libnuma.so.1")
+    except OSError as error:
+        return f"its kernels cannot be loaded: {error}"
+    return None
 
 
 def probe_store(cache: Cache) -> Probe:
