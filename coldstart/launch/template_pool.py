@@ -273,7 +273,9 @@ def _root(given: Path | None = None) -> Path:
 
 
 def _servers(pid: int | None) -> tuple[int, ...]:
+    """Return the servers that a template has forked. Its other child is multiprocessing's resource tracker (Python 3.14)."""
     try:
-        return processes.list_children(pid) if pid is not None else ()
+        children = processes.list_children(pid) if pid is not None else ()
     except OSError:
         return ()
+    return tuple(child for child in children if b"resource_tracker" not in processes.read_command_line(child))

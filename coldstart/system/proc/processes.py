@@ -20,6 +20,13 @@ def list_children(pid: int) -> tuple[int, ...]:
     return tuple(int(child) for task in tasks for child in (task / "children").read_text().split())
 
 
+def read_command_line(pid: int) -> bytes:
+    """Return the arguments of a process, each followed by a zero byte, or nothing if it has exited."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
 def read_stat_fields(pid: int) -> list[str]:
     """Return the fields of /proc/PID/stat after the process name, which may contain spaces and parentheses.
 
