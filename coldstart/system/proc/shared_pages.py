@@ -98,13 +98,13 @@ def _read_mapped_chunk(address: int) -> int:
     """Return the size in bytes of the chunk that glibc mapped at a page, or 0 if there is none.
 
     In front of the allocation, glibc writes the number of bytes that it skipped for the alignment, and the remaining size
-    with a flag.
+    with a flag. glibc 2.43 subtracts 16 bytes, but a mapping has whole pages.
     """
     words = memoryview(ctypes.string_at(address, PAGE)).cast("L")
     for number in range(0, len(words), 2):
         skipped, rest = words[number : number + 2]
         if skipped == number * words.itemsize and rest & 7 == _IS_MAPPED:
-            return int(skipped + (rest & ~7))
+            return -(-(skipped + (rest & ~7)) // PAGE) * PAGE
     return 0
 
 
