@@ -152,9 +152,10 @@ PASSWORD = "hunter2-of-A"
 LOGIN = base64.b64encode(f"user:{PASSWORD}".encode()).decode()
 
 
-def _log_in(directory: Path, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def _pull_with_login(directory: Path, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_CONFIG", str(directory))
     (directory / "config.json").write_text(json.dumps({"auths": {host: {"auth": LOGIN}}}))
+    remote.pull(Store(directory / "store"), f"oci://{host}/a/b")
 
 
 def _received_no_credential(server: RawServer) -> bool:
@@ -177,9 +178,8 @@ def test_challenge_behind_a_redirect_is_not_answered(
                 answer(connection, status, {"Location": second.url + asked.path})
 
             with answering(redirect) as first:
-                _log_in(tmp_path, first.address, monkeypatch)
                 with pytest.raises(RemoteDeniedError) as denied:
-                    remote.pull(Store(tmp_path / "store"), f"oci://{first.address}/a/b")
+                    _pull_with_login(tmp_path, first.address, monkeypatch)
                 assert second.asked and _received_no_credential(second) and not third.asked
                 assert "127.0.0.2, to which 127.0.0.1" in denied.value.message
 
@@ -201,9 +201,8 @@ def test_registry_may_not_name_a_realm_on_another_host(
     with answering(_gives_tokens, "127.0.0.3") as third:
         asks = {"WWW-Authenticate": challenge.format(third.url)}
         with answering(lambda c, _: answer(c, 401, asks)) as first:
-            _log_in(tmp_path, first.address, monkeypatch)
             with pytest.raises(RemoteDeniedError, match=r"docker login|COLDSTART_TOKEN_REALMS"):
-                remote.pull(Store(tmp_path / "store"), f"oci://{first.address}/a/b")
+                _pull_with_login(tmp_path, first.address, monkeypatch)
             assert not third.asked
 
 
@@ -217,9 +216,8 @@ def test_redirect_of_token_server_has_no_credential(tmp_path: Path, monkeypatch:
                 challenge(connection, asked, "/token")
 
         with answering(registry) as first:
-            _log_in(tmp_path, first.address, monkeypatch)
             with pytest.raises(RemoteDeniedError):
-                remote.pull(Store(tmp_path / "store"), f"oci://{first.address}/a/b")
+                _pull_with_login(tmp_path, first.address, monkeypatch)
             assert _received_no_credential(third)
 
 
@@ -234,9 +232,8 @@ def test_blob_redirect_carries_no_credential(tmp_path: Path, monkeypatch: pytest
                 answer(connection, 401, {"WWW-Authenticate": "Basic realm=x"})
 
         with answering(registry) as first:
-            _log_in(tmp_path, first.address, monkeypatch)
             with pytest.raises(BundleError):
-                remote.pull(Store(tmp_path / "store"), f"oci://{first.address}/a/b")
+                _pull_with_login(tmp_path, first.address, monkeypatch)
             assert LOGIN.encode() in first.heard
             assert storage.asked
             assert _received_no_credential(storage)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.engines import FakeEngine
 from support.processes import find_in_memory, has_ended, wait_until
 from tools.machine import require_criu
 
@@ -31,9 +32,7 @@ PLAN = LaunchPlan(Arguments(["says"]), env=prepare.build_inductor_env(Path("/non
 
 
 @pytest.fixture
-def cache(
-    home: Path, fake_engine: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Cache:
+def cache(home: Path, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cache:
     """A user who may freeze, with secrets in the environment and one module of their own among those imported."""
     require_criu(monkeypatch)
     for name in NAMES:
@@ -181,7 +180,7 @@ def plan(*arguments: str) -> LaunchPlan:
 
 @pytest.fixture
 def warm(
-    home: Path, fake_engine: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    home: Path, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[template_pool.RunningTemplate]:
     fake_engine("serves")
     for name, value in PLANTED.items():

@@ -150,9 +150,8 @@ def test_the_lock_satisfies_the_declared_ranges() -> None:
     declared += [line for name, lines in extras.items() if name not in unlocked for line in lines]
     locked = _lock()
     for requirement in map(Requirement, declared):
-        if requirement.name == PROJECT["project"]["name"]:  # a reference to another extra
-            continue
-        if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
+        applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        if requirement.name == PROJECT["project"]["name"] or not applies:  # a reference to another extra
             continue
         assert requirement.specifier.contains(locked[requirement.name.lower()]), requirement
 

@@ -29,6 +29,7 @@ from coldstart.system.proc import processes
 from coldstart.system.snapshot import criu, runtime_image
 
 PLAN = LaunchPlan([])
+FakeCriu = Callable[[int], Path]
 FAKE_CRIU = """#!/bin/sh
 case "$1" in
 --version) echo "Version: 9.8.7"; exit 0 ;;
@@ -98,16 +99,14 @@ def thaw(bundle: Bundle) -> server_process.RestoredTemplate:
 
 @pytest.mark.usefixtures("home")
 class TestThaw:
-    def test_untrusted_image_is_not_restored(
-        self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path]
-    ) -> None:
+    def test_untrusted_image_is_not_restored(self, store: Store, tmp_path: Path, fake_criu: FakeCriu) -> None:
         calls = fake_criu(0)
         with pytest.raises(UntrustedError):
             thaw(frozen(store, tmp_path, sign.load_host_key(tmp_path / "stranger")))
         assert not calls.exists() and list(Cache.at().unpacked.glob("*")) == []
 
     def test_an_image_in_a_copied_cache_is_not_restored(
-        self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+        self, store: Store, tmp_path: Path, fake_criu: FakeCriu, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         calls = fake_criu(1)
         bundle = frozen(store, tmp_path)
@@ -120,7 +119,7 @@ class TestThaw:
         assert not calls.exists()
 
     def test_thaw_is_refused_when_the_check_fails(
-        self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path]
+        self, store: Store, tmp_path: Path, fake_criu: FakeCriu
     ) -> None:
         """The check runs in parallel with CRIU and ends it; CRIU may or may not have begun."""
         fake_criu(0)
@@ -130,7 +129,7 @@ class TestThaw:
 
     @pytest.mark.parametrize("odd", [None, b"{", b"{}", b"[]"])
     def test_thaw_refuses_an_image_without_a_record(
-        self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path], odd: bytes | None
+        self, store: Store, tmp_path: Path, fake_criu: FakeCriu, odd: bytes | None
     ) -> None:
         calls = fake_criu(0)
         tree = {"pages-1.img": b"x"} | ({runtime_image.ABOUT: odd} if odd is not None else {})
@@ -141,7 +140,7 @@ class TestThaw:
 
     @pytest.mark.skipif(os.getuid() != 0, reason="a pid namespace needs CAP_SYS_ADMIN")
     def test_thaw_reports_the_error_of_criu_and_leaves_nothing(
-        self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path], home: Path
+        self, store: Store, tmp_path: Path, fake_criu: FakeCriu, home: Path
     ) -> None:
         calls = fake_criu(1)
         with pytest.raises(
@@ -161,7 +160,7 @@ def out(home: Path, tmp_path: Path, fake_engine: FakeEngine, monkeypatch: pytest
     return tmp_path / "out"
 
 
-def test_a_dump_that_fails_leaves_no_template(out: Path, fake_criu: Callable[[int], Path]) -> None:
+def test_a_dump_that_fails_leaves_no_template(out: Path, fake_criu: FakeCriu) -> None:
     calls = fake_criu(1)
     with pytest.raises(
         CommandFailedError, match=r"cannot freeze the engine with CRIU: Error .* no such terminal"
@@ -171,7 +170,7 @@ def test_a_dump_that_fails_leaves_no_template(out: Path, fake_criu: Callable[[in
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_freeze_records_the_dependencies(out: Path, home: Path, fake_criu: Callable[[int], Path]) -> None:
+def test_freeze_records_the_dependencies(out: Path, home: Path, fake_criu: FakeCriu) -> None:
     fake_criu(0)
     unshared = process_snapshot.freeze_template(LaunchPlan([]), out, 20)
     assert unshared is not None and "reads all of its memory from the image" in unshared  # fake images

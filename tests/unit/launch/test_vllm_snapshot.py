@@ -70,6 +70,7 @@ else:
 """
 CANARY = {"prompt": [4], "tokens": [5, 2]}
 COMMIT = "a" * 40
+Start = Callable[..., Server]
 
 
 @pytest.fixture
@@ -129,7 +130,7 @@ def start(hub: BundleLookup, fake_engine: Callable[[str], None]) -> Iterator[Cal
 
 
 def test_vllm_restores_a_server_that_gives_the_tokens_of_the_bundle(
-    snapshot: list[int], start: Callable[..., Server]
+    snapshot: list[int], start: Start
 ) -> None:
     server = start()
     assert (server.mode, server.pid, server.fallbacks) == ("snapshot", snapshot[0], ())
@@ -141,7 +142,7 @@ def test_vllm_restores_a_server_that_gives_the_tokens_of_the_bundle(
     assert all(map(has_ended, snapshot)), "the engine's processes end with the server"
 
 
-def test_a_server_that_ends_by_itself_is_noticed(snapshot: list[int], start: Callable[..., Server]) -> None:
+def test_a_server_that_ends_by_itself_is_noticed(snapshot: list[int], start: Start) -> None:
     server = start()
     os.kill(server.pid, signal.SIGKILL)
     assert server.wait(30) == 1
@@ -149,7 +150,7 @@ def test_a_server_that_ends_by_itself_is_noticed(snapshot: list[int], start: Cal
 
 
 def test_other_tokens_end_the_restored_server_before_the_start_goes_on(
-    snapshot: list[int], start: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+    snapshot: list[int], start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_SNAPSHOT", "other-tokens")
     server = start()
@@ -158,7 +159,7 @@ def test_other_tokens_end_the_restored_server_before_the_start_goes_on(
 
 
 def test_a_failed_restore_is_a_fallback_with_vllms_reason(
-    snapshot: list[int], start: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+    snapshot: list[int], start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_SNAPSHOT", "fails")
     server = start()
@@ -167,9 +168,7 @@ def test_a_failed_restore_is_a_fallback_with_vllms_reason(
     assert "--snapshot" in str(server.fallbacks[0].hint)
 
 
-def test_other_arguments_are_refused(
-    snapshot: list[int], start: Callable[..., Server], hub: BundleLookup
-) -> None:
+def test_other_arguments_are_refused(snapshot: list[int], start: Start, hub: BundleLookup) -> None:
     server = start("snapshot", replace(hub, vllm_args=Arguments(("--seed", "1"))))
     assert server.mode == "fresh" and "the engine_argv of the snapshot is" in server.fallbacks[0].reason
     assert not any(map(has_ended, snapshot)), "nothing was released"
@@ -179,7 +178,7 @@ def test_other_arguments_are_refused(
     ("words", "reason"), [(("--api-key", "k"), "without an API key"), ((), "no snapshot of this bundle")]
 )
 def test_limits_are_reasons_before_anything_runs(
-    start: Callable[..., Server], hub: BundleLookup, words: tuple[str, ...], reason: str
+    start: Start, hub: BundleLookup, words: tuple[str, ...], reason: str
 ) -> None:
     server = start("snapshot", hub, *words)
     assert server.mode == "fresh"
@@ -187,7 +186,7 @@ def test_limits_are_reasons_before_anything_runs(
 
 
 def test_snapshots_of_a_gpu_are_used_only_if_they_are_requested(
-    snapshot: list[int], start: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+    snapshot: list[int], start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert start("auto").mode == "fresh"
     assert "snapshot" not in [mode.name for mode in modes.list_modes_to_try("auto")]

@@ -14,6 +14,7 @@ from coldstart.contract.arguments import Arguments
 from coldstart.system.devices import parker, parking
 from coldstart.system.devices.parking import CHECKPOINTED, RUNNING, Parking, ParkingError
 
+Park = Callable[[Sequence[int]], Parking]
 STEPS = ("lock", "checkpoint", "restore", "unlock")
 
 
@@ -79,7 +80,7 @@ def park(device: Device) -> Iterator[Callable[[Sequence[int]], Parking]]:
 
 
 def test_two_engines_are_parked_and_restored_in_every_interleaving_of_their_calls(
-    device: Device, park: Callable[[Sequence[int]], Parking]
+    device: Device, park: Park
 ) -> None:
     first, second = device.pids
     engines = [park([first]), park([second])]
@@ -99,9 +100,7 @@ def test_two_engines_are_parked_and_restored_in_every_interleaving_of_their_call
             assert device.states() == [RUNNING] * 2
 
 
-def test_all_ranks_take_a_step_before_one_takes_the_next_in_every_order(
-    device: Device, park: Callable[[Sequence[int]], Parking]
-) -> None:
+def test_all_ranks_take_a_step_before_one_takes_the_next_in_every_order(device: Device, park: Park) -> None:
     engine = park(device.pids)
     for pairs in product((device.pids, device.pids[::-1]), repeat=4):
         device.plan([pid for pair in pairs for pid in pair])
@@ -114,7 +113,7 @@ def test_all_ranks_take_a_step_before_one_takes_the_next_in_every_order(
 
 @pytest.mark.parametrize("how", ["error", "before", "after"])
 def test_every_call_that_fails_or_kills_the_helper_is_undone_and_the_next_attempt_succeeds(
-    device: Device, park: Callable[[Sequence[int]], Parking], how: str
+    device: Device, park: Park, how: str
 ) -> None:
     engine = park(device.pids)
     for number in range(8):
@@ -135,9 +134,7 @@ def test_every_call_that_fails_or_kills_the_helper_is_undone_and_the_next_attemp
         assert device.states() == [RUNNING] * 2
 
 
-def test_engine_whose_rank_dies_during_a_call_is_reported_as_lost(
-    device: Device, park: Callable[[Sequence[int]], Parking]
-) -> None:
+def test_engine_whose_rank_dies_during_a_call_is_reported_as_lost(device: Device, park: Park) -> None:
     for number in range(8):
         device.renew()
         device.plan(fail=f"{number} other")
@@ -149,9 +146,7 @@ def test_engine_whose_rank_dies_during_a_call_is_reported_as_lost(
         engine.close()
 
 
-def test_helper_that_was_killed_between_two_operations_is_replaced(
-    device: Device, park: Callable[[Sequence[int]], Parking]
-) -> None:
+def test_helper_that_was_killed_between_two_operations_is_replaced(device: Device, park: Park) -> None:
     engine = park(device.pids)
     for operation, state in ((engine.park, CHECKPOINTED), (engine.unpark, RUNNING)) * 2:
         assert operation() is None and device.states() == [state] * 2
@@ -162,7 +157,7 @@ def test_helper_that_was_killed_between_two_operations_is_replaced(
 
 
 def test_driver_that_does_not_answer_is_given_up_and_undone(
-    device: Device, park: Callable[[Sequence[int]], Parking], monkeypatch: pytest.MonkeyPatch
+    device: Device, park: Park, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, _ = device.pids
     engine = park(device.pids)
@@ -175,7 +170,7 @@ def test_driver_that_does_not_answer_is_given_up_and_undone(
 
 
 def test_machine_without_the_driver_is_a_reason_and_no_error(
-    park: Callable[[Sequence[int]], Parking], device: Device, monkeypatch: pytest.MonkeyPatch
+    park: Park, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", "")
     reason = park(device.pids).park()
