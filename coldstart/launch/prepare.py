@@ -244,8 +244,11 @@ def plan_with_bundle(
         compile_dir = None  # on a GPU, vLLM's own worker reads the caches
     preparation.unpack_graphs()
     kv_args = preparation.choose_kv_args(lookup.vllm_args, weights.arguments)
-    # Different weights with the same layout generate different tokens.
-    canary = _canary(info.get("canary")) if weights.identity == info.get("weights") else None
+    recorded = info.get("weights")
+    canary = _canary(info.get("canary")) if weights.identity == recorded else None
+    if recorded not in (None, weights.identity):
+        reason = "the weights are not those of the bundle, so its token is not compared"
+        preparation.drop_section("canary", reason, f"run `{lookup.format_command('materialize', '--force')}`")
     return LaunchPlan(
         Arguments((*weights.arguments, *kv_args)),
         key=key,

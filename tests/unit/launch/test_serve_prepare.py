@@ -110,7 +110,7 @@ def test_file_name_cannot_leave_the_directory(publish: Publish, model: ResolvedM
 
 def test_canary_needs_the_same_weights(publish: Publish, model: ResolvedModel) -> None:
     bundle = publish(kv=KV, modelinfo={"canary": CANARY, "weights": "sha256:" + "0" * 64})
-    assert prepare_plan(bundle, model).canary is None
+    assert (plan := prepare_plan(bundle, model)).canary is None and list(reasons(plan)) == ["canary"]
 
 
 def test_too_small_kv_cache(publish: Publish, model: ResolvedModel, monkeypatch: pytest.MonkeyPatch) -> None:
