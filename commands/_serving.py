@@ -285,11 +285,14 @@ def _describe_exit(exit_error: "ServerExitedError", log: Path) -> CommandFailedE
         return CommandFailedError(
             "SIGTERM, which coldstart down sends, stopped the server before it was ready"
         )
+    import msgspec
+
     from coldstart.system.proc import exits
 
     tail, error = exits.read_log_tail(log).splitlines(), dict[str, Any]()
     with suppress(ValueError, LookupError):  # a killed process has not written its error
-        error = json.loads(log.read_text(errors="replace").splitlines()[-1])
+        last = log.read_text(errors="replace").splitlines()[-1]
+        error = msgspec.json.decode(last, type=dict[str, Any])
         tail = tail[:-1]
     lines = [*error.get("error", exit_error.message).splitlines(), f"Last lines of {log}:", *tail]
     return CommandFailedError(lines, hint=error.get("hint"), exit_code=error.get("exit_code"))
