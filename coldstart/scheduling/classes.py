@@ -49,7 +49,8 @@ class RequestClasses:
 
     def find_priority(self, headers: Iterable[Header]) -> int:
         """Return the priority of the first class that matches one of the request headers, or 0."""
-        given = list(headers)
+        # The scheme of an API key is not case-sensitive (RFC 9110, 11.1).
+        given = [(name, b"Bearer " + v[7:] if v[:7].lower() == b"bearer " else v) for name, v in headers]
         fitting = (
             priority
             for wanted, priority in self._priorities.values()
