@@ -60,7 +60,7 @@ class BenchOptions:
         None, "JSON result of an earlier benchmark to compare with.", "--baseline", "FILE"
     )
     max_regress_pct: float = setting(
-        10.0, "Maximum slowdown relative to --baseline, in percent.", "--max-regress", "PCT"
+        10.0, "Maximum slowdown relative to --baseline, in percent.", "--max-regress", "PCT", minimum=0
     )
     revision: str | None = setting(
         None,
