@@ -21,7 +21,7 @@ from pathlib import Path
 
 from coldstart.errors import UsageError, describe_reason
 from coldstart.scheduling.deadline import MAX_CLIENT_PRIORITY
-from coldstart.system.secrets import read_key
+from coldstart.system.secrets import normalize_scheme, read_key
 
 Header = tuple[bytes, bytes]
 """Header name in lower case, and value, both as ASGI provides them."""
@@ -49,8 +49,7 @@ class RequestClasses:
 
     def find_priority(self, headers: Iterable[Header]) -> int:
         """Return the priority of the first class that matches one of the request headers, or 0."""
-        # The scheme of an API key is not case-sensitive (RFC 9110, 11.1).
-        given = [(name, b"Bearer " + v[7:] if v[:7].lower() == b"bearer " else v) for name, v in headers]
+        given = [(name, normalize_scheme(value)) for name, value in headers]
         fitting = (
             priority
             for wanted, priority in self._priorities.values()

@@ -163,6 +163,11 @@ def _mask_word(word: str) -> str:
 _KEY_CAP = 16 << 10
 
 
+def normalize_scheme(authorization: bytes) -> bytes:
+    """Return the value of an `Authorization` header with the scheme as `Bearer`, whose case is free (RFC 9110, 11.1)."""
+    return b"Bearer " + authorization[7:] if authorization[:7].lower() == b"bearer " else authorization
+
+
 def read_key(file: Path) -> str:
     """Read an API key from a file, and strip surrounding whitespace.
 

@@ -19,6 +19,7 @@ from coldstart.host.events import Failure
 from coldstart.host.live.log import describe_failure
 from coldstart.host.live.messages import Receive, Scope, Send
 from coldstart.host.live.request_router import RequestRouter
+from coldstart.system.secrets import normalize_scheme
 
 FORWARDED_PATHS = (
     "/v1/chat/completions",
@@ -89,8 +90,8 @@ class AccessControl:
         """Return the HTTP status and reason for rejecting a request, or None if the request is allowed."""
         path, given = scope["path"], dict(scope["headers"])
         # OpenAI clients send the first header, Anthropic clients (/v1/messages) the second.
-        key = given.get(b"authorization", b"")
-        key = (key[7:] if key[:7].lower() == b"bearer " else key) or given.get(b"x-api-key", b"")
+        key = normalize_scheme(given.get(b"authorization", b"")).removeprefix(b"Bearer ")
+        key = key or given.get(b"x-api-key", b"")
         # A foreign web page does not know a key, so a request with a valid key needs no other check.
         is_own = self._key is not None and hmac.compare_digest(key, self._key)
         if path == HEALTH or path in self._keyed or is_own:
