@@ -42,17 +42,13 @@ def paired_ratio(
     if not rounds:
         return None
     top, bottom = ([of[number] for number in rounds] for of in (numerator, denominator))
-    return median(top) / median(bottom), _bootstrap_interval(top, bottom, paired=True)
+    return median(top) / median(bottom), ratio_interval(top, bottom, paired=True)
 
 
-def ratio_interval(numerator: Sequence[float], denominator: Sequence[float]) -> tuple[float, float]:
-    """Return the 95% confidence interval of the ratio of the medians of two independent samples."""
-    return _bootstrap_interval(numerator, denominator, paired=False)
-
-
-def _bootstrap_interval(
-    top: Sequence[float], bottom: Sequence[float], *, paired: bool
+def ratio_interval(
+    top: Sequence[float], bottom: Sequence[float], *, paired: bool = False
 ) -> tuple[float, float]:
+    """Return the 95% confidence interval of median(top) / median(bottom). Samples are independent unless they are `paired`."""
     # The help of a command imports this module, and importing numpy would take longer than everything else.
     import numpy as np
 

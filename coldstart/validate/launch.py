@@ -12,7 +12,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -77,14 +77,6 @@ class RunFiles:
         return cls(directory, find_free_port(HOST))
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchCommand:
-    """Command line of a server, and the environment variables to set for it in addition to those of this process."""
-
-    argv: Sequence[str]
-    environment: Mapping[str, str] = field(default_factory=dict)
-
-
 class Launcher(Protocol):
     """A way to start a server. With `writes_ready_file`, the server writes `RunFiles.ready_file` when it is ready."""
 
@@ -98,8 +90,8 @@ class Launcher(Protocol):
         """
         return
 
-    def build_command(self, files: RunFiles) -> LaunchCommand:
-        """Return the command that starts a server on HOST:files.port."""
+    def build_command(self, files: RunFiles) -> tuple[Sequence[str], Mapping[str, str]]:
+        """Return the command that starts a server on HOST:files.port, and the environment variables to add for it."""
         ...
 
     def close(self) -> None:
@@ -117,10 +109,6 @@ class LaunchedServer:
     launched_s: float
     tree: ProcessTree
 
-    @property
-    def mode(self) -> str:
-        return self.launcher.mode
-
     def check_alive(self) -> None:
         """Raise ServerExitedError if the launched process exited with an error.
 
@@ -128,7 +116,7 @@ class LaunchedServer:
         """
         status = self.process.poll()
         if status:
-            raise ServerExitedError(self.mode, status, self.read_log_tail())
+            raise ServerExitedError(self.launcher.mode, status, self.read_log_tail())
 
     def read_log_tail(self) -> str:
         """Return the last lines of the server's log."""
@@ -144,7 +132,7 @@ class LaunchedServer:
             self.check_alive()
             if time.monotonic() > deadline_s:
                 raise CommandFailedError(
-                    f"the {self.mode} server responded but wrote no ready file, so its fast path cannot be verified",
+                    f"the {self.launcher.mode} server responded but wrote no ready file, so its fast path cannot be verified",
                     hint="run `coldstart doctor`",
                 )
             time.sleep(0.01)
@@ -190,12 +178,12 @@ def launch(launcher: Launcher, files: RunFiles, sockets: Path) -> LaunchedServer
     """
     from coldstart.system.proc.tree import ProcessTree
 
-    command = launcher.build_command(files)
-    environment = {scratch.SOCKETS_VARIABLE: str(sockets), **os.environ, **command.environment}
+    argv, variables = launcher.build_command(files)
+    environment = {scratch.SOCKETS_VARIABLE: str(sockets), **os.environ, **variables}
     with files.log_file.open("wb") as log:
         launched_s = time.monotonic()
         process = subprocess.Popen(
-            list(command.argv),
+            list(argv),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -23,7 +23,7 @@ from coldstart.launch import modes
 from coldstart.launch.fetch import INSTANT_TENSOR
 from coldstart.system import paths, runtime
 from coldstart.system.proc import exits
-from coldstart.validate.launch import HOST, LaunchCommand, Launcher, ModeUnavailableError, RunFiles
+from coldstart.validate.launch import HOST, Launcher, ModeUnavailableError, RunFiles
 from coldstart.vllm.stock import ENTRY_POINT
 
 VLLM_COLD, VLLM_WARM, FRESH = "vllm-cold", "vllm-warm", "fresh"
@@ -50,10 +50,6 @@ class ModelUnderTest:
     revision: str | None = None
 
     @property
-    def is_local(self) -> bool:
-        return Path(self.vllm_model).is_dir()
-
-    @property
     def separated_vllm_args(self) -> list[str]:
         """Return `--` and the vLLM arguments. A `--` without arguments disables those that the bundle records."""
         return ["--", *self.vllm_args]
@@ -73,7 +69,7 @@ class VllmLauncher(Launcher):
     mode: str
     writes_ready_file: bool = False
 
-    def build_command(self, files: RunFiles) -> LaunchCommand:
+    def build_command(self, files: RunFiles) -> tuple[Sequence[str], Mapping[str, str]]:
         root = (
             self.caches if self.mode != VLLM_COLD or not self.caches.exists() else files.directory / "caches"
         )
@@ -85,7 +81,7 @@ class VllmLauncher(Launcher):
         elif self.mode == VLLM_FREE:
             argv += build_startup_options(Arguments(self.subject.vllm_args))
             variables |= FREE_VARIABLES
-        return LaunchCommand(argv, {**variables, environment.TIMELINE_EVENTS: str(files.events_file)})
+        return argv, {**variables, environment.TIMELINE_EVENTS: str(files.events_file)}
 
 
 @dataclass
@@ -116,15 +112,13 @@ class ServeLauncher(Launcher):
             case (action, *rest):
                 self._run_template(action, *rest, *self.subject.common_args)
 
-    def build_command(self, files: RunFiles) -> LaunchCommand:
+    def build_command(self, files: RunFiles) -> tuple[Sequence[str], Mapping[str, str]]:
         argv = [*find_coldstart_command(), "serve", self.subject.model, "--mode", self.mode]
         argv += ["--revision", self.subject.revision] if self.subject.revision else []
         argv += [*self.subject.common_args, "--host", HOST, "--port", str(files.port)]
         argv += ["--ready-file", str(files.ready_file), *self.subject.separated_vllm_args]
-        return LaunchCommand(
-            argv,
-            {**create_runtime_environment(self.runtime), environment.TIMELINE_EVENTS: str(files.events_file)},
-        )
+        variables = create_runtime_environment(self.runtime)
+        return argv, {**variables, environment.TIMELINE_EVENTS: str(files.events_file)}
 
     def close(self) -> None:
         """Stop the template that `prepare` started. Raises CommandFailedError if it does not stop."""
@@ -195,7 +189,7 @@ def find_coldstart_command() -> list[str]:
 def build_baseline_environment(subject: ModelUnderTest) -> dict[str, str]:
     """Return the environment variables that a careful user would set for plain vLLM, except those that are already set."""
     variables = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-    if subject.is_local:
+    if Path(subject.vllm_model).is_dir():
         variables |= {"HF_HUB_OFFLINE": "1"}
     if not any(argument.startswith("--kv-cache-memory") for argument in subject.vllm_args):
         variables |= {"VLLM_CPU_KVCACHE_SPACE": CPU_KV_GIB}

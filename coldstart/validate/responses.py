@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, zip_longest
+from itertools import combinations, product, zip_longest
 from pathlib import Path
 
 from coldstart.artifacts import files
@@ -128,58 +128,34 @@ def find_divergence(actual: Response, expected: Response) -> Divergence | None:
 
 def compare_responses(
     prompts: Sequence[str], bundled: Responses, plain: Responses, name: str
-) -> list[Finding]:
-    """Return a finding for each prompt and concurrency level at which the bundle's responses differ from vLLM's."""
-    count = len(prompts)
-    return [
-        finding
-        for concurrency in sorted(bundled)
-        for index, prompt in enumerate(prompts)
-        for finding in _compare_prompt(
-            index,
-            prompt,
-            concurrency,
-            bundled[concurrency][index::count],
-            _select_prompt(plain, index, count),
-            name,
-        )
-    ]
-
-
-def _select_prompt(responses: Responses, index: int, count: int) -> dict[int, list[Response]]:
-    return {
-        concurrency: list(of_concurrency[index::count]) for concurrency, of_concurrency in responses.items()
-    }
-
-
-def _compare_prompt(
-    index: int,
-    prompt: str,
-    concurrency: int,
-    actual: Sequence[Response],
-    plain: Mapping[int, Sequence[Response]],
-    name: str,
 ) -> Iterator[Finding]:
-    all_expected = {answer for of_concurrency in plain.values() for answer in of_concurrency}
-    expected = set(plain[ALONE]) if concurrency == ALONE else all_expected
-    divergences = [_find_latest_divergence(answer, expected) for answer in actual if answer not in expected]
-    found = min((one for one in divergences if one is not None), default=None)
-    if found is None:
-        return
-    own_position = min(
-        (one.position for pair in combinations(all_expected, 2) if (one := find_divergence(*pair))),
-        default=None,
-    )
-    crowd = f" with {concurrency} concurrent requests" if concurrency != ALONE else ""
-    subject = f"tokens/prompt-{index + 1}" + (f"/{concurrency}-at-once" if crowd else "")
-    shown = prompt if len(prompt) <= 60 else prompt[:57] + "..."
-    message = f"the response to prompt {index + 1}, {shown!r},{crowd} differs from vLLM's at token {found.position}: "
-    message += f"{found.actual_token} instead of {found.expected_token}"
-    if crowd and own_position is not None and found.position >= own_position:
-        message += f"; vLLM's own responses to concurrent requests differ at token {own_position}; the bundle is not the cause"
-        yield Finding("CS-REPLAY-UNSTABLE", "warning", message, "", subject)
-    else:
-        yield Finding("CS-REPLAY", "error", message, HINT.format(name), subject)
+    """Yield a finding for each prompt and concurrency level at which the bundle's responses differ from vLLM's."""
+    for concurrency, (index, prompt) in product(sorted(bundled), enumerate(prompts)):
+        of_prompt = slice(index, None, len(prompts))
+        all_expected = {answer for answers in plain.values() for answer in answers[of_prompt]}
+        expected = set(plain[ALONE][of_prompt]) if concurrency == ALONE else all_expected
+        actual = bundled[concurrency][of_prompt]
+        divergences = [
+            _find_latest_divergence(answer, expected) for answer in actual if answer not in expected
+        ]
+        found = min((one for one in divergences if one is not None), default=None)
+        if found is None:
+            continue
+        own_position = min(
+            (one.position for pair in combinations(all_expected, 2) if (one := find_divergence(*pair))),
+            default=None,
+        )
+        crowd = f" with {concurrency} concurrent requests" if concurrency != ALONE else ""
+        subject = f"tokens/prompt-{index + 1}" + (f"/{concurrency}-at-once" if crowd else "")
+        shown = prompt if len(prompt) <= 60 else prompt[:57] + "..."
+        message = f"the response to prompt {index + 1}, {shown!r},{crowd} differs from vLLM's at token {found.position}: "
+        message += f"{found.actual_token} instead of {found.expected_token}"
+        if crowd and own_position is not None and found.position >= own_position:
+            message += f"; vLLM's own responses to concurrent requests differ at token {own_position}"
+            message += "; the bundle is not the cause"
+            yield Finding("CS-REPLAY-UNSTABLE", "warning", message, "", subject)
+        else:
+            yield Finding("CS-REPLAY", "error", message, HINT.format(name), subject)
 
 
 def _find_latest_divergence(answer: Response, expected: set[Response]) -> Divergence | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coldstart.bench import run_order
-from coldstart.validate.launch import LaunchCommand, ModeUnavailableError, RunFiles
+from coldstart.validate.launch import ModeUnavailableError, RunFiles
 
 SERVER = Path(__file__).with_name("fake_server.py")
 
@@ -26,9 +26,9 @@ class FakeLauncher:
         if self.behaviour == "unavailable":
             raise ModeUnavailableError("no CRIU here")
 
-    def build_command(self, files: RunFiles) -> LaunchCommand:
+    def build_command(self, files: RunFiles) -> tuple[list[str], dict[str, str]]:
         argv = [sys.executable, "-I", "-S", str(SERVER), str(files.port), str(files.ready_file)]
-        return LaunchCommand([*argv, self.behaviour, self.mode], {"FAKE": "1"})
+        return [*argv, self.behaviour, self.mode], {"FAKE": "1"}
 
     def close(self) -> None:
         self.closed += 1

@@ -162,19 +162,18 @@ SUBJECT = ModelUnderTest("tiny-llama", "/models/tiny", ("--max-model-len", "256"
 def test_every_mode_of_coldstart_serves_the_same_arguments(tmp_path: Path, mode: str) -> None:
     (launcher,) = launchers.create_launchers(SUBJECT, [mode], tmp_path)
     run = RunFiles.create(tmp_path / "run-files")
-    command = launcher.build_command(run)
-    argv = list(command.argv)
+    argv, variables = launcher.build_command(run)
     assert launcher.mode == argv[argv.index("--mode") + 1] == mode
     assert argv[argv.index("--ready-file") + 1] == str(run.ready_file)
     assert argv[-3:] == ["--", "--max-model-len", "256"]
-    assert command.environment["XDG_RUNTIME_DIR"] == str(tmp_path / "run")
+    assert variables["XDG_RUNTIME_DIR"] == str(tmp_path / "run")
     assert launcher.writes_ready_file
 
 
 def test_warm_starts_and_the_first_cold_one_share_their_caches(tmp_path: Path) -> None:
     cold, warm = launchers.create_launchers(SUBJECT, [run_order.VLLM_COLD, run_order.VLLM_WARM], tmp_path)
     first, second, shared = (
-        one.build_command(RunFiles.create(tmp_path / str(number))).environment
+        one.build_command(RunFiles.create(tmp_path / str(number)))[1]
         for number, one in enumerate((cold, cold, warm))
     )
     for name in CACHES:
@@ -188,19 +187,19 @@ def test_plain_vllm_has_free_options(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(launchers.runtime, "targets_cpu", lambda: on_cpu)
     monkeypatch.setattr(launchers, "find_spec", lambda name: name)
     names = ["vllm-warm", "vllm-free", "vllm-eager"]
-    warm, free, eager = (
+    (warm, warm_set), (free, free_set), (eager, _) = (
         one.build_command(RunFiles.create(tmp_path / one.mode))
         for one in launchers.create_launchers(SUBJECT, names, tmp_path)
     )
-    plain = [word for word in warm.argv[5:] if not word.isdigit()]
-    assert [word for word in eager.argv[5:] if not word.isdigit()] == [*plain, "--enforce-eager"]
+    plain = [word for word in warm[5:] if not word.isdigit()]
+    assert [word for word in eager[5:] if not word.isdigit()] == [*plain, "--enforce-eager"]
     more = [] if on_cpu else ["-cc", launchers.FULL_DECODE_ONLY, "--load-format", "instanttensor"]
-    assert [word for word in free.argv[5:] if not word.isdigit()] == [*plain, *more]
-    assert launchers.FREE_VARIABLES.items() <= free.environment.items()
-    assert not launchers.FREE_VARIABLES.items() <= warm.environment.items()
+    assert [word for word in free[5:] if not word.isdigit()] == [*plain, *more]
+    assert launchers.FREE_VARIABLES.items() <= free_set.items()
+    assert not launchers.FREE_VARIABLES.items() <= warm_set.items()
     own = ModelUnderTest("m", "/m", ("--load-format", "auto", "-cc", "{}"))
     (free_,) = launchers.create_launchers(own, ["vllm-free"], tmp_path)
-    assert list(free_.build_command(RunFiles.create(tmp_path / "own")).argv).count("-cc") == 1
+    assert list(free_.build_command(RunFiles.create(tmp_path / "own"))[0]).count("-cc") == 1
 
 
 def test_a_mode_that_this_machine_lacks_gives_its_reason(

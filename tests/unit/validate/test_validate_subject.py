@@ -284,7 +284,7 @@ def test_concurrent_answer_counts_only_before_vllms_own_answers_differ(
     plain: list[Response], ours: Response, expected: list[tuple[str, str]]
 ) -> None:
     alone = [answer(1, 2, 3)]
-    found = compare_responses(("one",), {1: alone, 2: [ours] * 2}, {1: alone, 2: plain}, "m")
+    found = [*compare_responses(("one",), {1: alone, 2: [ours] * 2}, {1: alone, 2: plain}, "m")]
     assert [(one.code, one.severity) for one in found] == expected
     for one in found:
         assert one.subject == "tokens/prompt-1/2-at-once"
