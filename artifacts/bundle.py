@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from coldstart.artifacts import blobs, canonical, manifest, oci
 from coldstart.artifacts.errors import (
@@ -23,10 +23,7 @@ from coldstart.artifacts.errors import (
 from coldstart.artifacts.key import Key
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.manifest import SECTION_TYPES, Manifest, is_supported
-from coldstart.artifacts.oci_layout import read_small_blob
-
-if TYPE_CHECKING:
-    from coldstart.artifacts.oci_layout import OciLayout
+from coldstart.artifacts.oci_layout import OciLayout, read_small_blob
 
 
 @dataclass(frozen=True, slots=True)

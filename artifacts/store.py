@@ -17,11 +17,10 @@ from coldstart.artifacts import files, oci
 from coldstart.artifacts.bundle import Bundle, TrustCheck, sort_best_first
 from coldstart.artifacts.errors import NO_BUNDLE, AmbiguousReferenceError, BundleError, InvalidReferenceError
 from coldstart.artifacts.key import FieldMismatch, Key, compare_keys
-from coldstart.artifacts.oci_layout import OciLayout, is_bundle
+from coldstart.artifacts.oci_layout import BundleSource, OciLayout, is_bundle
 
 if TYPE_CHECKING:
     # Modules of writers are imported in functions, because readers start servers and must be fast.
-    from coldstart.artifacts.oci_layout import BundleSource
     from coldstart.artifacts.writer import BundleDraft
 Bundles = list[Bundle]
 Mismatches = list[FieldMismatch]

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from coldstart.artifacts.bundle import TrustCheck
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
@@ -21,9 +21,6 @@ from coldstart.models import inspection, resolution
 from coldstart.models.inspection import BundleLookup
 from coldstart.scheduling.settings import SchedulerSettings
 from coldstart.system import runtime, start_progress
-
-if TYPE_CHECKING:
-    from coldstart.artifacts.bundle import TrustCheck
 
 # Flags that only the command `vllm serve` implements. coldstart's servers accept them, but they have no effect.
 _ONE = "coldstart serves the API with one process"

@@ -9,11 +9,11 @@ import select
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from coldstart.contract import fallback
 from coldstart.contract.fallback import Fallback
@@ -22,9 +22,6 @@ from coldstart.errors import LaunchRefusedError, UsageError
 from coldstart.launch import listening
 from coldstart.launch.server_process import SIGNAL_CHECK_S, ReadyServer, ServerProcess
 from coldstart.system.proc import scratch
-
-if TYPE_CHECKING:
-    from contextlib import ExitStack
 
 STOP_TIMEOUT_S = 30.0
 
@@ -195,13 +192,9 @@ def has_ended(process: ServerProcess, timeout_s: float | None) -> bool:
 
 def _reap(process: ServerProcess) -> int:
     code = process.wait()
-    _sweep(process)
-    return code
-
-
-def _sweep(process: ServerProcess) -> None:
     with suppress(OSError, UsageError):
         # An engine that went back to sleep still uses its directory.
         resident = Path(f"/proc/{process.pid}").exists()
         # A killed server does not remove its directory itself.
         scratch.remove_dead_directories(None if resident else process.pid)
+    return code

@@ -16,7 +16,7 @@ import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from coldstart.artifacts import canonical, ownership
 from coldstart.artifacts.bundle import Bundle
@@ -26,15 +26,13 @@ from coldstart.errors import CommandFailedError, LaunchRefusedError, describe_re
 from coldstart.launch import server
 from coldstart.launch.completions import CompletionClient, CompletionFailedError
 from coldstart.launch.listening import DEFAULT_HOST, DEFAULT_PORT
+from coldstart.launch.planning import ServerStart
 from coldstart.launch.server_process import ReadyServer
 from coldstart.models.inspection import BundleLookup
 from coldstart.system import timeline
 from coldstart.system.snapshot import runtime_image
 from coldstart.vllm import gpu_starts
 from coldstart.vllm.gpu_starts import Limit
-
-if TYPE_CHECKING:
-    from coldstart.launch.planning import ServerStart
 
 MANIFEST = "manifest.json"
 TIMEOUT = "VLLM_SNAPSHOT_TIMEOUT_S"

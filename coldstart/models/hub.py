@@ -12,8 +12,10 @@ HF_HUB_OFFLINE itself.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from functools import lru_cache
@@ -186,8 +188,6 @@ def _ask(repo_id: str, revision: str | None) -> ModelInfo:
 
     A branch is looked up on each call. The commit that the hub returned last is not looked up again: it cannot change.
     """
-    from concurrent.futures import Future
-
     from huggingface_hub import model_info
 
     if (known := _latest.get(repo_id)) is not None and known.sha == revision:
@@ -231,8 +231,6 @@ def _failures() -> Iterator[None]:
 @lru_cache(maxsize=64)
 def _warn(message: str) -> None:
     # Warn only once: a start requests the configuration and the weights.
-    import logging
-
     logging.getLogger("coldstart").warning("%s", secrets.redact_text(message))
 
 

@@ -10,15 +10,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import msgspec
 
+from coldstart.scheduling.deadline import DeadlinePolicy
 from coldstart.scheduling.declaration import Setting, list_settings, setting
-
-if TYPE_CHECKING:
-    from coldstart.scheduling.deadline import DeadlinePolicy
-    from coldstart.scheduling.profile import IterationProfile
+from coldstart.scheduling.profile import FALLBACK_PROFILE, IterationProfile
 
 KEY = "coldstart_scheduler"
 """Key of the scheduler settings in vLLM's --additional-config."""
@@ -207,14 +205,10 @@ class SchedulerSettings:
         return (self.strategy or "proactive") if self.policy == MLFQ else "recompute"
 
     def get_iteration_profile(self) -> IterationProfile:
-        from coldstart.scheduling.profile import FALLBACK_PROFILE, IterationProfile
-
         return FALLBACK_PROFILE if self.profile is None else IterationProfile.parse(self.profile)
 
     def create_deadline_policy(self, cache_tokens: int) -> DeadlinePolicy:
         """Create the deadline policy for a server whose prefix cache has `cache_tokens` tokens."""
-        from coldstart.scheduling.deadline import DeadlinePolicy
-
         return DeadlinePolicy(self.get_iteration_profile(), self.factor, self.slo_s, cache_tokens)
 
     def check(self) -> None:

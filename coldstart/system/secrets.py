@@ -115,7 +115,14 @@ def _is_figure(value: object) -> bool:
 
 def redact_text(message: str, environment: Mapping[str, str] | None = None) -> str:
     """Return `message` without URL credentials, query values, known token formats, and values of secret variables."""
-    for value in list_secret_values(os.environ if environment is None else environment):
+    given = os.environ if environment is None else environment
+    # A path is the location of a secret, not the secret, and an error message needs it.
+    secret_values = {
+        value
+        for name, value in given.items()
+        if len(value) >= _SHORTEST and is_secret_name(name) and not value.startswith(("/", "~", "./"))
+    }
+    for value in sorted(secret_values, key=len, reverse=True):  # one value may contain another
         message = message.replace(value, HIDDEN)
     message = re.sub(_URL, lambda match: redact_query(match[0]), message)
     message = re.sub(_HEADER, lambda match: f"{match[1]} {HIDDEN}", message)
@@ -130,17 +137,6 @@ def redact_query(address: str) -> str:
         return shown
     names = (part.partition("=") for part in query.partition("#")[0].split("&"))
     return f"{shown}?{'&'.join(f'{name}={HIDDEN}' if equals else HIDDEN for name, equals, _ in names)}"
-
-
-def list_secret_values(environment: Mapping[str, str]) -> list[str]:
-    """Return the values of secret variables, longest first, because one value may contain another."""
-    # A path is the location of a secret, not the secret, and an error message needs it.
-    found = {
-        value
-        for name, value in environment.items()
-        if len(value) >= _SHORTEST and is_secret_name(name) and not value.startswith(("/", "~", "./"))
-    }
-    return sorted(found, key=len, reverse=True)
 
 
 def select_harmless(environment: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:

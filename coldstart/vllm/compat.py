@@ -10,12 +10,11 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from coldstart.contract import fallback
+from coldstart.contract.fallback import Fallback
 from coldstart.system import runtime
-
-if TYPE_CHECKING:
-    from coldstart.contract.fallback import Fallback
 
 Feature = Literal[
     "start", "worker", "compile", "lazy-kv", "template", "weights", "scheduler", "deadline", "graphs",
@@ -59,8 +58,6 @@ def find_unsupported_reason(feature: Feature, load: Callable[[], object] | None 
 
 def record_fallback(section: str, reason: str) -> None:
     """Log a fallback that occurred in this process, and store it for the worker's report."""
-    from coldstart.contract.fallback import Fallback
-
     log.warning("coldstart: %s: %s", section, reason)
     fallbacks.append(Fallback(section, reason))
 
@@ -75,7 +72,6 @@ def note_import() -> None:
 
 def build_worker_report() -> dict[str, Any]:
     """Return this worker's report for its server: unused bundle sections, fallbacks, weights and the cost of imports."""
-    from coldstart.contract import fallback
     from coldstart.weights.load import ladder
 
     loaded, found = (

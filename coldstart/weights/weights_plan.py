@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,6 @@ def build_plan(directory: Path, records: Path | None = None) -> dict[str, Any]:
         OSError: A file cannot be read, or the record cannot be written.
         UsageError: A safetensors file is damaged or truncated.
     """
-    from concurrent.futures import ThreadPoolExecutor
-
     files, stamp = weight_files(directory), _stamp(directory)
     with ThreadPoolExecutor(_FILES) as pool:
         index = checkpoint_files.read_index(directory)
@@ -119,8 +118,6 @@ def digest_stamp(directory: Path) -> str:
 
 
 def _file(path: Path, index: Mapping[str, str]) -> CheckpointFile:
-    from concurrent.futures import ThreadPoolExecutor
-
     tensors = checkpoint_files.list_tensors(path, index) if path.suffix == ".safetensors" else []
     digests, chunks, whole = dict[str, str](), list[str](), hashlib.sha256()
     # A long tensor and its chunks are hashed at the same time, because hashlib releases the GIL.

@@ -14,9 +14,12 @@ host's own directory, serves this host only, and is stopped when its lease close
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import sys
+import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -146,8 +149,6 @@ def _answered(message: Mapping[str, Any], channel: json_lines.Channel, run: Run)
 def _describe(error: Exception) -> Failure:
     if (failure := describe_failure(error)) is not None:
         return failure
-    import traceback
-
     traceback.print_exception(error)
     return Failure(f"{type(error).__name__}: {error}")
 
@@ -162,8 +163,6 @@ def _forward_signals(channel: json_lines.Channel) -> None:
         for message in channel.iterate_replies():
             os.kill(os.getpid(), int(message["signal"]))
     os.kill(os.getpid(), signal.SIGTERM)
-    import time
-
     time.sleep(GRACE_S)
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -256,8 +255,6 @@ def _guard(template: RunningTemplate, channel: json_lines.Channel, stop: Callabl
 
     After SIGUSR1, or after a start has discarded an unresponsive template, stop it when its last forked process has exited.
     """
-    import select
-
     assert template.pid is not None
     signal.signal(signal.SIGUSR1, lambda *_: template.socket.unlink(missing_ok=True))
     pidfd = os.pidfd_open(template.pid)

@@ -10,6 +10,9 @@ import re
 from pathlib import Path
 
 from coldstart.errors import ColdstartError
+from coldstart.system import runtime
+from coldstart.system.devices import nvml
+from coldstart.system.proc import processes
 
 Scalar = str | int | float | bool | None
 
@@ -24,10 +27,6 @@ _ARM_VENDORS = {"0x41": "ARM", "0x61": "Apple", "0x4e": "NVIDIA", "0xc0": "Amper
 
 def find_engine_memory_capacity() -> int | None:
     """Return the size in bytes of the memory that the engine can use (RAM, or the memory of all GPUs), or None if unknown."""
-    from coldstart.system import runtime
-    from coldstart.system.devices import nvml
-    from coldstart.system.proc import processes
-
     if runtime.targets_cpu():
         return processes.read_total_memory()
     return sum(device.memory_bytes for device in nvml.list_gpus()) or None
@@ -62,8 +61,6 @@ def read_gpu_fields() -> dict[str, Scalar]:
         ColdstartError: A driver is installed, but the first GPU cannot be read. A key without its fields would fit every
             GPU.
     """
-    from coldstart.system.devices import nvml
-
     state = nvml.read_gpu_state()
     if not state.devices and state.problems:
         raise ColdstartError(

@@ -71,13 +71,6 @@ def terminate(pid: int, identity: str | None, *patience_s: float) -> None:
             os.close(descriptor)
 
 
-def is_stopped(pid: int) -> bool:
-    """Return whether the process exists and is suspended (state T)."""
-    with suppress(OSError):
-        return read_stat_fields(pid)[0] == "T"
-    return False
-
-
 def has_terminal() -> bool:
     """Return whether this process has a controlling terminal, which it loses when the terminal is closed."""
     try:

@@ -10,8 +10,6 @@ from math import inf
 
 import psutil
 
-from coldstart.system.proc import processes
-
 
 class ProcessTree:
     """Process and all its descendants seen so far. A process that does not exist has no descendants."""
@@ -41,7 +39,11 @@ class ProcessTree:
 
     def is_stopped(self) -> bool:
         """Return whether any of the processes is suspended (state T)."""
-        return any(processes.is_stopped(one.pid) for one in self.list_processes())
+        for one in self.list_processes():
+            with suppress(psutil.Error):
+                if one.status() == psutil.STATUS_STOPPED:
+                    return True
+        return False
 
     def kill(self) -> None:
         """Send SIGKILL, which also ends suspended processes, to every process, parents first."""

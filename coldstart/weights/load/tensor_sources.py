@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from coldstart.artifacts import files
 from coldstart.models.checkpoint_files import Tensor
 from coldstart.system.proc import own_process
+from coldstart.weights.prefetch import PrefetchError
 
 if TYPE_CHECKING:
     from coldstart.weights.prefetch.attached import WeightsLease
@@ -50,8 +51,6 @@ class PrefetchSource:
 
     def get_bytes(self, tensor: Tensor) -> memoryview:
         """Wait until the bytes of the tensor are fetched and verified, and return a view of them."""
-        from coldstart.weights.prefetch import PrefetchError
-
         self._free_loaded()
         try:
             self.attached.wait_for_bytes(tensor.file, tensor.offset, tensor.size)
@@ -69,8 +68,6 @@ class PrefetchSource:
 
     def get_fetch_stats(self) -> dict[str, Any]:
         """Return the prefetcher's statistics of this model, summed over all clients."""
-        from coldstart.weights.prefetch import PrefetchError
-
         try:
             return self.attached.query_stats()
         except PrefetchError:
