@@ -24,7 +24,7 @@ from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import AuthRequiredError, UsageError
 from coldstart.scheduling.declaration import list_settings
-from coldstart.system import paths
+from coldstart.system import paths, secrets
 from coldstart.system.dry_run import dry_run
 from coldstart.system.paths import Cache
 
@@ -142,8 +142,6 @@ class Common:
 
     def format_command(self, *words: str) -> str:
         """Return the command line `coldstart WORDS`, with the vLLM arguments of this command appended."""
-        from coldstart.system import secrets
-
         passed = ["--", *secrets.redact_arguments(self.vllm_args)] if self.vllm_args else []
         return shlex.join(["coldstart", *words, *passed])
 

@@ -14,25 +14,25 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import msgspec
 import typer
 from coldstart.commands._options import Common, require_positive
 from coldstart.commands._output import format_table
 
 from coldstart.contract import environment
+from coldstart.contract.arguments import Arguments
 from coldstart.contract.fallback import Fallback, decode_fallbacks
-from coldstart.contract.plan import READY_FD_ENV
+from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.errors import CommandFailedError
-from coldstart.system import secrets
+from coldstart.system import secrets, start_progress
+from coldstart.system.start_progress import ProgressText, Report, ignore_progress
+from coldstart.system.timeline import Timeline
 
 if TYPE_CHECKING:
-    from coldstart.contract.arguments import Arguments
-    from coldstart.contract.plan import LaunchPlan
     from coldstart.launch.planning import ServeRequest
     from coldstart.launch.server import Server
     from coldstart.launch.server_process import ServerExitedError
     from coldstart.models.inspection import BundleLookup
-    from coldstart.system.start_progress import Report
-    from coldstart.system.timeline import Timeline
 
 SLOW_START_S = 3.0
 """Time to ready, in seconds, from which a start counts as slow."""
@@ -103,7 +103,7 @@ def build_bundle(common: Common, lookup: "BundleLookup") -> "BundleLookup":
 def run_server(
     common: Common,
     request: "ServeRequest",
-    plan: "LaunchPlan",
+    plan: LaunchPlan,
     announce: Callable[[dict[str, Any]], None],
     timeline: Path | None = None,
 ) -> int:
@@ -112,11 +112,10 @@ def run_server(
     With -v, print a table of the start's phases. If `up --detach` started this process, send it the progress and the report.
     """
     from coldstart.launch import driver
-    from coldstart.system import start_progress
 
     pipe = int(os.environ.pop(READY_FD_ENV, "-1"))
 
-    def announce_report(server: "Server", recorded: "Timeline") -> None:
+    def announce_report(server: "Server", recorded: Timeline) -> None:
         hide.close()
         report = server.document() | {"longest_phase": recorded.find_longest(server.began)}
         announce(report)
@@ -137,7 +136,7 @@ def run_server(
         return driver.run_server(request, plan, announce_report, timeline)
 
 
-def _format_phases(recorded: "Timeline") -> str:
+def _format_phases(recorded: Timeline) -> str:
     """Return a table of the phases of a start, with times in seconds since the first phase began."""
     spans = sorted(recorded.describe_spans(), key=itemgetter("start_s"))
     rows = [(span["track"], span["name"], f"{span['start_s']:.3f}", f"{span['end_s']:.3f}") for span in spans]
@@ -150,8 +149,6 @@ def show_start(common: Common, *, detached: bool = False) -> "Iterator[Report]":
 
     Without --progress, show progress only for a detached server on a terminal, where no server log would interrupt it.
     """
-    from coldstart.system.start_progress import ProgressText, ignore_progress
-
     if common.out.progress == "auto" and not (detached and common.out.is_animated()):
         yield ignore_progress
         return
@@ -160,7 +157,7 @@ def show_start(common: Common, *, detached: bool = False) -> "Iterator[Report]":
 
 
 def print_advice(
-    common: Common, request: "ServeRequest", plan: "LaunchPlan", report: Mapping[str, Any]
+    common: Common, request: "ServeRequest", plan: LaunchPlan, report: Mapping[str, Any]
 ) -> None:
     """Warn if other machines or users can use the server, and print the command that makes the next start faster."""
     from coldstart.launch import listening
@@ -203,7 +200,7 @@ def _describe_longest_phase(report: Mapping[str, Any], more: str) -> str:
     return f"; {longest[0]} took {longest[1]:.1f} s of it{more}"
 
 
-def describe_request(report: Mapping[str, Any], vllm_args: "Arguments") -> str | None:
+def describe_request(report: Mapping[str, Any], vllm_args: Arguments) -> str | None:
     """Return a curl command that requests a completion, or None for a pooling model or a URL that is not plain HTTP."""
     from coldstart.launch import listening
 
@@ -237,7 +234,7 @@ _SERVE_VARIABLES = f"{environment.PREFIX}_SERVE_"
 
 
 def start_detached(
-    serve_args: Sequence[str], log: Path, lock: int, on_spawn: Callable[[int], None], on_progress: "Report"
+    serve_args: Sequence[str], log: Path, lock: int, on_spawn: Callable[[int], None], on_progress: Report
 ) -> Mapping[str, Any]:
     """Run `coldstart serve` in a new session, wait until the server is ready, and return the report of its start.
 
@@ -285,8 +282,6 @@ def _describe_exit(exit_error: "ServerExitedError", log: Path) -> CommandFailedE
         return CommandFailedError(
             "SIGTERM, which coldstart down sends, stopped the server before it was ready"
         )
-    import msgspec
-
     from coldstart.system.proc import exits
 
     tail, error = exits.read_log_tail(log).splitlines(), dict[str, Any]()

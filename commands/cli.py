@@ -11,12 +11,13 @@ import itertools
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import CompletionItem, TyperCommand, TyperGroup  # type: ignore[attr-defined]
 
 import coldstart
 from coldstart.contract import environment
@@ -109,8 +110,6 @@ class LazyGroup(TyperGroup):
 
     def shell_complete(self, ctx: typer.Context, incomplete: str) -> list[Any]:  # type: ignore[override]
         """Complete command names from COMMANDS without importing a command."""
-        from typer.core import CompletionItem  # type: ignore[attr-defined]
-
         names = [name for name in COMMANDS if name.startswith(incomplete)]
         items = [CompletionItem(name, help=COMMANDS[name]) for name in names]
         return [*items, *super(TyperGroup, self).shell_complete(ctx, incomplete)]
@@ -296,8 +295,6 @@ def _raise_stopped(code: int) -> NoReturn:
 
 def _report_error(error: Exception, argv: Sequence[str] = (), *, as_json: bool = False) -> int:
     if environment.DEBUG.read():
-        import traceback
-
         traceback.print_exception(error)
     from coldstart.commands._output import print_error
 

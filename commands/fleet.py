@@ -11,9 +11,12 @@ from coldstart.commands._options import Common, Model, OnMissing, group
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import escape_line, format_bytes
 
+from coldstart.contract import environment
 from coldstart.errors import UsageError
 from coldstart.fleet.specification import DeployOptions, FleetSettings, ServerSpec
 from coldstart.host.endpoint import GatewayEndpoint, GatewayLimits
+from coldstart.host.tables import decode
+from coldstart.units import require_unit
 
 if TYPE_CHECKING:
     from coldstart.commands._client import ServerClient
@@ -116,7 +119,6 @@ def join(
     ] = None,
 ) -> None:
     """Add this machine to a fleet as a server."""
-    from coldstart.contract import environment
     from coldstart.fleet.live import local_state, ray_process
     from coldstart.host.live.log import Log
 
@@ -135,9 +137,6 @@ def join(
 
 
 def _create_server_spec(options: dict[str, Any]) -> ServerSpec:
-    from coldstart.host.tables import decode
-    from coldstart.units import require_unit
-
     memory = options["memory"]
     require_unit(memory, "--memory", hint=f"use --memory {memory.strip()}MiB")
     return decode(ServerSpec, options, name="here")

@@ -17,6 +17,7 @@ from coldstart.contract import environment
 from coldstart.errors import UsageError
 from coldstart.host.endpoint import GatewayEndpoint, GatewayLimits
 from coldstart.host.specification import HostSettings
+from coldstart.units import format_memory, require_unit
 
 if TYPE_CHECKING:
     from coldstart.host.configuration import Adopt, HostFile, Profiles
@@ -94,7 +95,6 @@ def run(
     from coldstart.host import configuration
     from coldstart.host.live import profiles
     from coldstart.system.devices import hardware
-    from coldstart.units import format_memory, require_unit
 
     endpoint = create_endpoint(gateway, limits, common.out)
     if not models and host_file is None:

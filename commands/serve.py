@@ -7,18 +7,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from coldstart.artifacts.errors import translate_os_errors
+from coldstart.artifacts.files import open_replacement
 from coldstart.commands import _serving
 from coldstart.commands._options import Common, Model, Revision, Untrusted
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import require_writable
 
 from coldstart.contract.fallback import decode_fallbacks, encode
+from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import modes
 from coldstart.scheduling.settings import SchedulerSettings
 from coldstart.system import secrets
+from coldstart.system.dry_run import find_directory
 
 if TYPE_CHECKING:
-    from coldstart.contract.plan import LaunchPlan
     from coldstart.launch.planning import ServeRequest
 
     Mode = str
@@ -136,11 +139,10 @@ def command(
     raise typer.Exit(_serving.run_server(common, request, plan, announce, timeline=timeline))
 
 
-def _describe_plan(request: "ServeRequest", plan: "LaunchPlan") -> dict[str, Any]:
+def _describe_plan(request: "ServeRequest", plan: LaunchPlan) -> dict[str, Any]:
     from coldstart.launch import ladder
     from coldstart.launch.listening import find_url
     from coldstart.models import resolution
-    from coldstart.system.dry_run import find_directory
 
     bundle, document = request.lookup.bundle, plan.document()
     temporary, models = str(find_directory()), str(request.lookup.cache.models)
@@ -173,9 +175,6 @@ def _format_plan(planned: Mapping[str, Any], where: str) -> str:
 
 def _write_file(path: Path, text: str) -> None:
     # A program that waits for the file must not read a partial one.
-    from coldstart.artifacts.errors import translate_os_errors
-    from coldstart.artifacts.files import open_replacement
-
     writing = translate_os_errors(f"writing {path}")
     with writing, open_replacement(path.absolute(), mode=0o600, durable=False) as file:
         file.write(text.encode())

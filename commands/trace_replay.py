@@ -22,6 +22,7 @@ from coldstart.commands._options import command as declare
 
 from coldstart.contract import environment
 from coldstart.errors import CommandFailedError, UsageError, describe_reason
+from coldstart.fleet import specification
 from coldstart.fleet.specification import parse_slo
 from coldstart.lab import records
 from coldstart.lab.live import Target, replay
@@ -177,7 +178,6 @@ def _create_simulations(
     kind: str, paths: Sequence[Path], times: IterationProfile | None
 ) -> dict[str, ReplayFunction]:
     """Return a replay function for each simulated host or fleet, by the path of its file."""
-    from coldstart.fleet import specification
     from coldstart.host import configuration
     from coldstart.lab import fleet, host
 

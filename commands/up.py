@@ -15,13 +15,13 @@ from coldstart.commands._options import Common, Model, Revision, Untrusted
 from coldstart.commands._options import command as declare
 
 from coldstart.contract import environment
+from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import ColdstartError, CommandFailedError
 from coldstart.system.proc import processes
 
 if TYPE_CHECKING:
     from coldstart.artifacts.bundle import Bundle
 
-    from coldstart.contract.plan import LaunchPlan
     from coldstart.launch.planning import ServeRequest
     from coldstart.launch.preparation import Preparation
     from coldstart.launch.up_records import UpDirectory, UpRecord
@@ -41,7 +41,7 @@ class _Start:
     prepared: "Preparation"
     built_bundle: bool
 
-    def record(self, report: Mapping[str, Any], plan: "LaunchPlan") -> None:
+    def record(self, report: Mapping[str, Any], plan: LaunchPlan) -> None:
         """Record the URL and the start mode of the ready server, so that other commands find it."""
         host = plan.vllm_args.get_value("host")
         self.own_record = replace(self.own_record, url=report["url"], mode=report["mode"], host=host)
@@ -229,7 +229,7 @@ def _report_untrusted(common: Common, lookup: "BundleLookup", untrusted: "Bundle
     common.out.warn(f"{error.message}; building one (hint: {error.hint})")
 
 
-def _announce(start: _Start, plan: "LaunchPlan", report: dict[str, Any], *, is_detached: bool) -> None:
+def _announce(start: _Start, plan: LaunchPlan, report: dict[str, Any], *, is_detached: bool) -> None:
     common, prepared = start.common, start.prepared
     seconds = time.monotonic() - common.out.started - report["ready_s"]
     preparation = {"mode": prepared.mode, "seconds": round(seconds, 4), "built_bundle": start.built_bundle}

@@ -19,14 +19,17 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from coldstart.artifacts.net.origin import Origin
 from coldstart.errors import UsageError
-from coldstart.host.launches import Catalogue
 from coldstart.host.tables import check_ranges, decode, prefix_errors, read_toml
 from coldstart.scheduling.declaration import setting
 from coldstart.system.file_state import FileState, find_state
 from coldstart.system.secrets import describe_exposure, read_key
+
+if TYPE_CHECKING:
+    from coldstart.host.launches import Catalogue
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from coldstart.artifacts.bundle import Bundle, TrustCheck
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.net.origin import redact_url
 from coldstart.contract.arguments import Arguments
@@ -34,7 +35,6 @@ from coldstart.weights import checkpoint
 from coldstart.weights import weights_plan as weights
 
 if TYPE_CHECKING:
-    from coldstart.artifacts.bundle import Bundle, TrustCheck
     from coldstart.weights.load.tensor_sources import PageIn
 
 # Page in local files early if they have at least this many bytes. Smaller files are read in a fraction of a second, during

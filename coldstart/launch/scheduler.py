@@ -19,6 +19,7 @@ from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import UsageError
 from coldstart.scheduling.classes import RequestClasses
+from coldstart.scheduling.profile import IterationProfile, ProfileError
 from coldstart.scheduling.settings import DEADLINE, FCFS, MLFQ, SchedulerSettings
 
 DEFAULT_HOST_BYTES = 1 << 30
@@ -78,8 +79,6 @@ def apply_scheduler(
 
 def _profile(bundle: Bundle | None) -> tuple[Mapping[str, object] | None, list[Fallback]]:
     """Return the bundle's iteration profile, or None and a fallback if it is missing or invalid."""
-    from coldstart.scheduling.profile import IterationProfile, ProfileError
-
     try:
         if bundle is not None and bundle.has_section("iterations"):
             return IterationProfile.parse(bundle.read_json("iterations")).encode(), []

@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
@@ -112,8 +113,6 @@ def create_private_directory() -> Path:
 
 def require_ray() -> None:
     """Check that Ray is installed, without importing it. Raises UsageError if it is not."""
-    from importlib.util import find_spec
-
     if find_spec("ray") is None:
         raise UsageError("a fleet requires Ray, which is not installed", hint="run `coldstart install fleet`")
 

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import msgspec
 
+from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.weights import LimitedFetch
 from coldstart.errors import NoBundleError
 from coldstart.host.events import Failure
@@ -41,7 +42,6 @@ from coldstart.system.proc import exits, processes
 from coldstart.system.proc.lifeline import die_with_parent, die_with_supervisor
 
 if TYPE_CHECKING:
-    from coldstart.contract.plan import LaunchPlan
     from coldstart.launch.planning import ServeRequest
     from coldstart.launch.server import Server
     from coldstart.launch.template_pool import RunningTemplate

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from vllm.config import LoadConfig, ModelConfig, VllmConfig
+from vllm.config import LoadConfig, ModelConfig, VllmConfig, get_current_vllm_config
 from vllm.config.utils import replace
+from vllm.distributed import get_pp_group, get_tensor_model_parallel_world_size
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.platforms import current_platform
 
@@ -211,8 +212,6 @@ class _RankTensors:
             raise SourceLostError(str(error)) from error
 
     def _mapped(self, left: Sequence[Tensor]) -> TensorSource:
-        from vllm.distributed import get_tensor_model_parallel_world_size
-
         assert self.paths is not None
         return FileSource(self.paths, left, ahead=get_tensor_model_parallel_world_size() == 1)
 
@@ -239,9 +238,6 @@ def _files(loader: ColdLoader, model_config: ModelConfig, optional: bool) -> dic
 
 
 def _rank_names(names: list[str], model_config: ModelConfig) -> list[str]:
-    from vllm.config import get_current_vllm_config
-    from vllm.distributed import get_pp_group
-
     group = get_pp_group()
     if get_current_vllm_config().speculative_config is not None:
         return names  # a draft model may need the target's embeddings on any rank
@@ -253,8 +249,6 @@ def _rank_names(names: list[str], model_config: ModelConfig) -> list[str]:
 
 def _loads_once() -> bool:
     """Return whether no other process of this server, and no draft model, loads tensors of the same checkpoint."""
-    from vllm.config import get_current_vllm_config
-
     config = get_current_vllm_config()
     return config.speculative_config is None and config.parallel_config.world_size_across_dp == 1
 
