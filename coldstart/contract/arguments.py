@@ -95,9 +95,9 @@ class Arguments(tuple[str, ...]):
         """Return a copy with ``words`` added at the end. The added words override flags that are already set."""
         return Arguments((*self, *words)) if words else self
 
-    def prepend_model(self, directory: str, name: str) -> Arguments:
-        """Return a copy that starts with ``--model directory``, and serves it as ``name`` unless a served name is set."""
-        named = [] if self.contains_flag("served_model_name") else ["--served-model-name", name]
+    def prepend_model(self, directory: str, *names: str) -> Arguments:
+        """Return a copy that starts with ``--model directory``, and serves it as ``names`` unless a served name is set."""
+        named = [] if self.contains_flag("served_model_name") else ["--served-model-name", *names]
         return self.prepend("--model", directory, *named)
 
 

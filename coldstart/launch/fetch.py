@@ -119,7 +119,9 @@ def choose_weights_source(
     elif source is not None and donor is None:
         reason = f"no bundle has a weights plan for {redact_url(source)}, so the weights are read from the model's directory"
         fallbacks = [Fallback("weights", reason)]
-    arguments = given.prepend_model(str(model.path), model.name).prepend(*own).append(*listen)
+    # `vllm serve` serves a model under the repository or directory that was typed.
+    names = dict.fromkeys((model.name, model.repo_id or str(model.path)))
+    arguments = given.prepend_model(str(model.path), *names).prepend(*own).append(*listen)
     return ServerWeights(model, arguments, identity, request, fallbacks)
 
 

@@ -47,7 +47,7 @@ def test_complete_bundle_is_used(publish: Publish, model: ResolvedModel) -> None
     assert plan.fallbacks == [] and plan.canary == CANARY
     assert plan.key == bundle.key_digest and plan.weights == identity
     assert plan.vllm_args[-4:] == ("--max-model-len", "9", "--kv-cache-memory-bytes", "4096")
-    assert plan.vllm_args[:4] == ("--model", str(model.path), "--served-model-name", "tiny")
+    assert plan.vllm_args[:5] == ("--model", str(model.path), "--served-model-name", "tiny", str(model.path))
     unpacked = Path(plan.compile_dir or "")
     assert {str(p.relative_to(unpacked)): p.read_bytes() for p in unpacked.rglob("*") if p.is_file()} == CODE
     assert plan.env["TORCHINDUCTOR_CACHE_DIR"] == str(unpacked / "inductor")
