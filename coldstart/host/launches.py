@@ -134,9 +134,7 @@ class Catalogue:
     def find_destination(self, requested_name: str | None) -> Destination | None:
         """Return the destination of a request for the model `requested_name`, or None if the name is unknown.
 
-        A request without a model name goes to the default model, or to the host's model if there is only one.
+        Without a name, or with an empty one, a request goes to the default model, or to the host's only model.
         """
-        if requested_name is None:
-            only = next(iter(self.launches)) if len(self.launches) == 1 else None
-            return self._routes.get(self._default or only or "")
-        return self._routes.get(requested_name or "")
+        only = next(iter(self.launches)) if len(self.launches) == 1 else ""
+        return self._routes.get(requested_name or self._default or only)
