@@ -32,7 +32,7 @@ OURS = ("--scheduler", "skip-join-mlfq")
         ),
         ((*OURS, "--", "--scheduler-cls", "x.Y"), "--scheduler-cls cannot be combined"),
         (("--ready-timeout", "nan"), "nan is not above 0"),
-        (("--", "--model", "other", "--revision=1"), "must not contain --model and --revision, which"),
+        (("--", "--model", "o", "--revision=1", "--config=f"), "--model and --revision and --config:"),
         (("--ready-file", "/tmp"), "cannot write /tmp: it is a directory"),
         ((*OURS, "--oldest-share", "2"), "--oldest-share must be at least 0, at most 1, found 2.0"),
         (("--alpha", "1"), "cannot use --alpha with fcfs, which accepts only --batch;"),
