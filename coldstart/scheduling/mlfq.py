@@ -137,11 +137,8 @@ class SkipJoinMlfq:
             execute.append(execute[-1] + quantum * above / batch)
 
         def next_time(job: Job) -> float:
-            promoted, executed = (
-                job.unserved_since + limit * self._patience_factor(job) - now,
-                execute[job.level],
-            )
-            return executed if executed < promoted else max(0.0, promoted)
+            promoted = job.unserved_since + limit * self._patience_factor(job) - now
+            return execute[job.level] if execute[job.level] < promoted else max(0.0, promoted)
 
         return next_time
 
@@ -185,9 +182,8 @@ class SkipJoinMlfq:
     def _update_prefill_time(self, job: Job) -> None:
         self._total_prefill_s -= self._prefill_s.pop(job.id, 0.0)
         if job.is_prefilling:
-            self._prefill_s[job.id] = left_s = (
-                job.predict_iteration_s(self.profile) - self.profile.shortest_iteration_s
-            )
+            left_s = job.predict_iteration_s(self.profile) - self.profile.shortest_iteration_s
+            self._prefill_s[job.id] = left_s
             self._total_prefill_s += left_s
         if not self._prefill_s:
             self._total_prefill_s = 0.0  # drop the rounding errors of the sum

@@ -145,13 +145,11 @@ class Placement:
     def decide(self, now: float) -> tuple[list[Request], list[Request]]:
         """Return the requests to run, in rank order, and the requests to load. Evict requests that do not fit."""
         self.ranking.promote_starved_jobs(now, self.view.batch)
-        picked = [self.view.request(job.id) for job in self.pick()]
+        picked = self.pick()
         enst = self.enst(now)
         if self.ahead:
-            self.room.reserve, self.room.horizon_s = (
-                self.reserve.compute_reserved_blocks(now),
-                self.reserve.window_s,
-            )
+            self.room.reserve = self.reserve.compute_reserved_blocks(now)
+            self.room.horizon_s = self.reserve.window_s
         chosen = self.room.allocate(picked, enst)
         loads = self.loads.choose(chosen, enst, now) if self.keeps_kv else []
         self._decided_moves, self._running_count = self.ranking.moved, len(chosen)
@@ -161,11 +159,12 @@ class Placement:
         self._is_invalid |= self.keeps_kv and self.view.has_evicted_requests()
         return chosen, loads
 
-    def pick(self) -> list[Job]:
-        """Return the highest-ranked jobs that are ready, at most one batch."""
+    def pick(self) -> list[Request]:
+        """Return the highest-ranked requests that are ready, at most one batch."""
         # `jobs` is in order of arrival, so it need not be sorted.
         order: Iterable[Job] = self.jobs.values() if self.turns.choose_arrival_order() else self.ranking
-        return list(islice(filter(self.view.is_ready, order), self.view.batch))
+        ready = (self.view.request(job.id) for job in order if self.view.is_ready(job))
+        return list(islice(self.view.limit_adapters(ready), self.view.batch))
 
     def _skips_unready(self, picked: list[Request]) -> bool:
         """Return whether `picked` omits a request that is not ready. No event announces when such a request becomes ready."""

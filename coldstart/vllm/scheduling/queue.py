@@ -88,8 +88,9 @@ class SlotHolders:
         yield from list(self.parked)
 
     def refresh(self) -> None:
-        """Drop the active requests that have finished, were preempted, or are waiting for more input."""
+        """Drop the requests that have finished, were preempted, or are waiting for more input."""
         self.active = [request for request in self.active if request.status is RUNNING]
+        self.parked = {request: None for request in self.parked if request.status is RUNNING}
 
     def discard(self, request: Request) -> None:
         """Remove an evicted request."""
@@ -102,13 +103,12 @@ class SlotHolders:
         Requests in flight stay active and precede the activated requests, because vLLM skips them and evicts from the
         end.
         """
-        kept, staying = set(requests), list[Request]()
+        kept = set(requests)
         dropped = [request for request in self.active if request not in kept]
-        if dropped:
-            staying = [request for request in dropped if is_in_flight(request)]
-            for request in dropped:
-                if request not in staying:
-                    self.parked[request] = None
+        staying = [request for request in dropped if is_in_flight(request)]
+        for request in dropped:
+            if request not in staying:
+                self.parked[request] = None
         if self.parked:
             for request in requests:
                 self.parked.pop(request, None)

@@ -150,7 +150,8 @@ class KvAllocator:
             return chosen
         self._forget_promises()
         others = [r for r in self._list_retry(picked, waited) if r is not leader]
-        return self._allocate_in_order([leader, *others][: self.view.batch], enst)
+        together = list(self.view.limit_adapters([leader, *others]))
+        return self._allocate_in_order(together[: self.view.batch], enst)
 
     def _list_retry(self, picked: list[Request], waited: set[Request]) -> Iterator[Request]:
         """Yield the requests in `picked` that run, and those in `waited` that rank above the first evicted request."""
@@ -197,10 +198,7 @@ class KvAllocator:
         for evicted_request in evicted:
             self.evict(evicted_request)
         del victims[max(0, len(victims) - len(evicted)) :]
-        cut = min(
-            (later.index(evicted_request) for evicted_request in evicted if evicted_request in later),
-            default=len(later),
-        )
+        cut = next((index for index, other in enumerate(later) if other in evicted), len(later))
         # No request may join that ranks below a request evicted from the batch.
         later[cut:] = [other for other in later[cut:] if other.status is RUNNING]
         return bool(evicted)

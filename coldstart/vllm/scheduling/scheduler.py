@@ -34,6 +34,7 @@ from coldstart.vllm.scheduling.counters import PrometheusExporter, SchedulerTota
 from coldstart.vllm.scheduling.placement import Placement
 from coldstart.vllm.scheduling.queue import PickedQueue, SlotHolders
 from coldstart.vllm.scheduling.view import (
+    LOADING,
     RUNNING,
     EngineView,
     count_safe_steps,
@@ -190,7 +191,7 @@ class PolicyScheduler(AsyncScheduler):
             self._record_service(self.requests[name], scheduled[name], decode_s, now)
         if self.connector is not None:
             for request in self.picked_holding:
-                if request.request_id not in self.fresh:
+                if request.status is LOADING and request.request_id not in self.fresh:
                     self._record_load_start(request, now)
         if len(scheduled) != len(self.started.active):
             self.placement.invalidate()

@@ -11,6 +11,7 @@ from enum import Enum
 from itertools import chain
 from typing import Any
 
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import Request, RequestStatus
 
@@ -56,9 +57,8 @@ class EngineView:
         self.groups = len(specs)
         self.speculates = bool(engine.num_spec_tokens)
         self.block_tokens: int = engine.block_size
-        self._has_simple_layout = (
-            not self.speculates and len(specs) == 1 and isinstance(specs[0], FullAttentionSpec)
-        )
+        is_simple = len(specs) == 1 and isinstance(specs[0], FullAttentionSpec)
+        self._has_simple_layout = is_simple and not self.speculates
         # These are called at least once per request in a batch, so avoid a wrapper function.
         self.request: Callable[[str], Request] = engine.requests.__getitem__
         self.free_blocks: Callable[[], int] = self._manager.block_pool.get_num_free_blocks
@@ -72,6 +72,8 @@ class EngineView:
             if request.num_output_placeholders and is_last_token_in_flight(request):
                 return False
             return self._stages == 1 or not self._in_flight(request)
+        if self._engine.pause_state is PauseState.PAUSED_NEW and request not in self._engine.picked_holding:
+            return False
         if request.status is WAITING and not (request.num_computed_tokens or request.num_stale_output_tokens):
             return True  # fast path for bursts; equivalent to the code below
         state = self.get_kv_state(request)
@@ -108,6 +110,16 @@ class EngineView:
             jobs if self._stages == 1 else (job for job in jobs if not self._in_flight(self.request(job.id)))
         )
 
+    def limit_adapters(self, requests: Iterable[Request]) -> Iterator[Request]:
+        """Yield the requests, but none whose LoRA adapter exceeds vLLM's limit of adapters in one batch."""
+        config = self._engine.lora_config
+        used: set[int | None] = {None}
+        for request in requests:
+            adapter = request.lora_request.lora_int_id if config and request.lora_request else None
+            if adapter in used or len(used) <= config.max_loras:
+                used.add(adapter)
+                yield request
+
     def has_evicted_requests(self) -> bool:
         """Return whether any evicted request has not resumed yet."""
         return bool(self._engine.connector.evicted) or bool(self._engine.picked_holding)
@@ -142,8 +154,7 @@ class EngineView:
 
     def compute_max_blocks(self, request: Request) -> int:
         """Return an upper bound of the number of blocks that the request has when its next token is computed."""
-        tokens: int = request.num_tokens
-        return self.groups * (tokens // self.block_tokens + 2)
+        return self.groups * (int(request.num_tokens) // self.block_tokens + 2)
 
     def count_blocks(self, request: Request) -> int:
         """Return the number of blocks that the request has, including shared blocks."""
@@ -163,14 +174,12 @@ class EngineView:
 
     def count_reserved_blocks(self) -> int:
         """Return the number of blocks that running prefills still need, which vLLM does not use for loads."""
-        blocks: int = self._engine._inflight_prefill_reserved_blocks()
-        return blocks
+        return int(self._engine._inflight_prefill_reserved_blocks())
 
     def count_free_slots(self) -> int:
         """Return the number of free slots in the model runner."""
         taken = len(self._engine.started) + self._engine.num_waiting_for_streaming_input
-        slots: int = self._engine.max_num_running_reqs - taken
-        return slots
+        return int(self._engine.max_num_running_reqs - taken)
 
     def list_prefilling(self, requests: Sequence[Request]) -> list[Request]:
         """Return the requests whose prompt is not fully computed: they are not running, or are in a chunked prefill."""
@@ -194,17 +203,14 @@ def is_last_token_in_flight(request: Request) -> bool:
 
 def count_safe_steps(request: Request) -> int:
     """Return a number of decode steps, including the next, for which `is_last_token_in_flight` is certainly False."""
-    steps: int = request.num_prompt_tokens + request.max_tokens - 1 - request.num_computed_tokens
-    return steps
+    return int(request.num_prompt_tokens + request.max_tokens - 1 - request.num_computed_tokens)
 
 
 def count_unscheduled_tokens(request: Request) -> int:
     """Return the number of the request's tokens, including placeholders, that are not scheduled yet."""
-    tokens: int = request.num_tokens + request.num_output_placeholders - request.num_computed_tokens
-    return tokens
+    return int(request.num_tokens + request.num_output_placeholders - request.num_computed_tokens)
 
 
 def count_tokens_after_flight(request: Request) -> int:
     """Return the number of tokens that the request has after every step in flight has returned."""
-    tokens: int = max(request.num_tokens + request.num_output_placeholders, request.num_computed_tokens + 1)
-    return tokens
+    return int(max(request.num_tokens + request.num_output_placeholders, request.num_computed_tokens + 1))

@@ -4,8 +4,11 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from random import Random
+from types import SimpleNamespace
 from typing import Any, Self
 
+from vllm.lora.request import LoRARequest
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import RequestStatus
 
@@ -24,6 +27,8 @@ class Load:
     shape: Shape
     arrivals: dict[int, list[tuple[str, list[int], int, int]]] = field(default_factory=dict)
     aborts: dict[int, str] = field(default_factory=dict)
+    pause: int | None = None  # from this step until those in progress have ended, vLLM admits no others
+    adapters: int | None = None  # vLLM's limit of LoRA adapters in one batch
 
     @property
     def wanted(self) -> dict[str, list[int]]:
@@ -81,6 +86,7 @@ class Checked:
     def __init__(self, load: Load, seed: int) -> None:
         self.load = load
         self.scheduler: Any = build(load.shape, PolicyScheduler)
+        self.scheduler.lora_config = SimpleNamespace(max_loras=load.adapters) if load.adapters else None
         self.engine = EngineDouble(self.scheduler, load.shape, seed)
         self.rules = Rules(self.scheduler, self.engine.pending_requests)
 
@@ -89,10 +95,16 @@ class Checked:
         while step <= last or self.scheduler.has_requests():
             assert step < MOST_STEPS, "not finished in bounded steps"
             for row in self.load.arrivals.get(step, []):
-                self.engine.add(make_request(*row))
+                request = make_request(*row)
+                request.lora_request = LoRARequest("adapter", 1 + len(row[1]) % 3, "/")
+                self.engine.add(request)
+            if step == self.load.pause:
+                self.scheduler.set_pause_state(PauseState.PAUSED_NEW)
             if step in self.load.aborts:
                 self.engine.abort(self.load.aborts[step])
             self._step()
+            if not self.scheduler.has_unfinished_requests():
+                self.scheduler.set_pause_state(PauseState.UNPAUSED)
             step += 1
         self._finished()
         return self
@@ -157,7 +169,7 @@ class Checked:
         scheduler = self.scheduler
         scheduler._account_time(self.engine.now)  # as the step does: the ranking depends on it
         scheduler.ranking.promote_starved_jobs(self.engine.now, scheduler.batch)
-        return {job.id for job in scheduler.placement.pick()}
+        return {request.request_id for request in scheduler.placement.pick()}
 
     def _tokens(self, name: str) -> int:
         request = self.scheduler.requests.get(name)
