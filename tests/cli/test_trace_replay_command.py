@@ -40,15 +40,9 @@ METRICS = ("ttft_mean_s", "ttft_p95_s", "tpot_mean_s", "normalized_mean_s", "att
 def test_simulated_schedulers_are_compared_at_each_rate_in_every_report(
     run: Run, trace: Path, home: Path
 ) -> None:
-    given = [
-        "--simulate",
-        "--profile=profile.json",
-        "--sweep=2,50",
-        "--slo=ttft=1",
-        "--export=json",
-        "--alpha=1",
-        "--kv-blocks=64",  # vLLM takes a second for all blocks of a device, in each of the six replays
-    ]
+    given = ["--simulate", "--profile=profile.json", "--sweep=2,50", "--slo=ttft=1", "--export=json"]
+    # vLLM takes a second for all blocks of a device, in each of the six replays.
+    given += ["--alpha=1", "--kv-blocks=64"]
     policies = ["fcfs", "deadline", "skip-join-mlfq"]
     reports = [f"--export={form}=out.{form}" for form in ("csv", "html", "markdown")]
     done = run("trace-replay", str(trace), *given, *reports, *(f"--scheduler={one}" for one in policies))

@@ -21,21 +21,7 @@ WORKER = os.environ.get("PYTEST_XDIST_WORKER")
 MODELS = ("tiny-llama", "tiny-opt", "tiny-qwen2")
 # The second and third need no bundle, and run while the first worker materializes the one of both.
 # A worker takes the next file before its last two tests: short files are at the end, and those of one template together.
-LONGEST = (
-    "elsewhere",
-    "fleet",
-    "fleet_fetch",
-    "models",
-    "consolidation",
-    "kv_handover",
-    "many",
-    "fleet_vllm",
-    "templates",
-    "snapshot",
-    "endings",
-    "scheduler",
-    "up",
-)
+LONGEST = "elsewhere fleet fleet_fetch models consolidation kv_handover many fleet_vllm templates snapshot endings scheduler up"
 
 
 @dataclass(frozen=True)
@@ -51,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.timeout(3 * READY_S))
-    names = [f"test_e2e_{name}.py" for name in LONGEST]
+    names = [f"test_e2e_{name}.py" for name in LONGEST.split()]
     items.sort(key=lambda item: names.index(item.path.name) if item.path.name in names else len(names))
 
 

@@ -15,15 +15,8 @@ from tools.machine import VLLM, Machine, Tokens, require_criu
 from coldstart.system.snapshot import criu_memory
 
 pytestmark = pytest.mark.vllm
-SECRETS = (
-    "HF_TOKEN",
-    "AWS_SECRET_ACCESS_KEY",
-    "VLLM_API_KEY",
-    "OPENAI_API_KEY",
-    "MY_OWN_VARIABLE",
-    "DB_PASSWORD",
-)
-PLANTED = {name: f"PLANTED-{name}" for name in SECRETS}
+SECRETS = "HF_TOKEN AWS_SECRET_ACCESS_KEY VLLM_API_KEY OPENAI_API_KEY MY_OWN_VARIABLE DB_PASSWORD"
+PLANTED = {name: f"PLANTED-{name}" for name in SECRETS.split()}
 
 
 @pytest.fixture(scope="module", params=["snapshot", "runtime-snapshot"])

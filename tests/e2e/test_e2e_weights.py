@@ -46,17 +46,8 @@ def test_weights_from_http_answer_vllms_tokens(
 ) -> None:
     trace = tmp_path / "trace.json"
     with run_server(model) as source:
-        arguments = (
-            "--mode",
-            "fresh",
-            "--weights-from",
-            source.url,
-            "--timeline",
-            str(trace),
-            "--progress",
-            "json",
-        )
-        with machine.serving(str(bare), *arguments) as served:
+        given = ("--weights-from", source.url, "--timeline", str(trace), "--progress", "json")
+        with machine.serving(str(bare), "--mode", "fresh", *given) as served:
             assert served.report["canary"] is True and served.report["fallbacks"] == []
             (load,) = served.report["loads"]
             size = (model / FILE).stat().st_size
