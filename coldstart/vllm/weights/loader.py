@@ -177,7 +177,10 @@ class _RankTensors:
     """Tensors of this rank, and their possible sources. `paths` is None if there are no files."""
 
     def __init__(self, loader: ColdLoader, model_config: ModelConfig) -> None:
-        self.asked = LaunchPlan.current().weights_from
+        launched = LaunchPlan.current()
+        # A draft model has other weights, and vLLM can reload those of another path.
+        is_launched = model_config.model == launched.vllm_args.get_value("model")
+        self.asked = launched.weights_from if is_launched else None
         self.plan = self.asked.read() if self.asked else None
         self.paths = _files(loader, model_config, optional=self.plan is not None)
         if self.plan is None:
