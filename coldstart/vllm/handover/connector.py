@@ -418,11 +418,12 @@ class KvHandoverConnector(KVConnectorBase_V1, SupportsHMA):
         finished = connector_output.finished_recving or ()
         self._scheduler.record_results(finished, connector_output.invalid_block_ids)
 
-    def request_finished_all_groups(
-        self, request: Request, block_ids: tuple[list[int], ...]
-    ) -> tuple[bool, dict[str, Any] | None]:
+    def request_finished(self, request: Request, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
         assert self._scheduler is not None
         return False, self._scheduler.remove_request(request)
+
+    # MultiConnector calls `request_finished` if one of its other connectors supports a single KV cache group only.
+    request_finished_all_groups = request_finished
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         if self._error:
