@@ -122,8 +122,12 @@ class HandoverScheduler:
         """Add a new request, and process its handover message. An invalid message is logged and ignored."""
         try:
             message = handover.verify_and_decode(self._key, request.kv_transfer_params)
+            if isinstance(message, Pull | Pin) and not (self._movable and self.ports):
+                raise HandoverError("cannot move the KV of a request: this server does not support that")
             if isinstance(message, Pull):
-                self._pulls[request.request_id] = self._accept(message)
+                if message.shape != self._shape:
+                    raise HandoverError("cannot load the KV: the source has other weights or KV layout")
+                self._pulls[request.request_id] = message
             elif isinstance(message, Pin):
                 self._answers[request.request_id] = self._hold(message)
             elif isinstance(message, LoadQuery):
@@ -134,16 +138,7 @@ class HandoverScheduler:
         request.kv_transfer_params = None
         self._requests[request.request_id] = request
 
-    def _accept(self, pull: Pull) -> Pull:
-        if not self._movable or not self.ports:
-            raise HandoverError("cannot load the KV of a request: this server does not support KV transfers")
-        if pull.shape != self._shape:
-            raise HandoverError("cannot load the KV: the source has different weights or another KV layout")
-        return pull
-
     def _hold(self, pin: Pin) -> Pull:
-        if not self._movable or not self.ports:
-            raise HandoverError("cannot send the KV of a request: this server does not support KV transfers")
         if len(self._held) + len(self._awaited) >= MAX_PINS:
             raise HandoverError(f"cannot retain the KV of another request: the limit is {MAX_PINS} requests")
         request = self._find(pin.request)
@@ -169,7 +164,7 @@ class HandoverScheduler:
         assert self.manager is not None
         count = -(-tokens // self._block_size)
         blocks = list(self.manager.get_blocks(request.request_id).blocks[0])[:count]
-        if not blocks:
+        if not blocks or request.request_id in self._loads:
             number = request.request_id
             raise HandoverError(
                 f"cannot retain the KV of request {number}: it has none yet, or was preempted"
@@ -204,7 +199,8 @@ class HandoverScheduler:
         if pull is None:
             return
         if loaded_tokens <= 0:
-            self._record(pull.pin, loaded=True)  # the local prefix cache has all of it
+            # The local prefix cache has all of it, unless the request must not read from it.
+            self._record(pull.pin, loaded=not request.skip_reading_prefix_cache)
             return
         end = min(pull.tokens, request.num_tokens - 1)
         skip = (end - loaded_tokens) // self._block_size

@@ -60,7 +60,7 @@ class Engine:
         request.num_computed_tokens += count
 
     def ask(self, message: Message, key: str = KEY) -> Message | None:
-        given = self.connector.remove_request(self.add("asks", [1], message, key))
+        _, given = self.vllms_connector.request_finished(self.add("asks", [1], message, key), [1])
         return None if given is None else handover.verify_and_decode(KEY, given)
 
     def end(self, request: Any) -> None:
@@ -110,11 +110,13 @@ def test_blocks_made_after_the_pin_are_retained_when_the_request_ends(engine: En
     assert engine.free == FREE - 5 * (not late)
 
 
-@pytest.mark.parametrize("fault", ["digest", "unknown", "key", "no KV", "preempted", "ports"])
+@pytest.mark.parametrize("fault", ["digest", "unknown", "key", "no KV", "loading", "preempted", "ports"])
 def test_what_the_request_does_not_have_is_not_retained(engine: Engine, fault: str) -> None:
-    request = engine.add("a", TOKENS)
+    loaded = Pull("pin", "s", 10, SHAPE, PORTS) if fault == "loading" else None
+    request = engine.add("a", TOKENS, loaded)
     if fault != "no KV":
         engine.compute(request, 10)
+    engine.connector.plan_load(request, engine.manager.get_blocks(request.request_id), 9)
     if fault == "preempted":
         engine.manager.free(request)
     if fault == "ports":
@@ -160,11 +162,13 @@ def test_kv_of_other_weights_is_not_loaded(engine: Engine) -> None:
     assert engine.connector.count_loadable_tokens(request, 0) == 0
 
 
-def test_kv_that_the_prefix_cache_has_counts_as_loaded(engine: Engine) -> None:
+@pytest.mark.parametrize("skips", [False, True])
+def test_kv_that_the_prefix_cache_has_counts_as_loaded_if_it_is_read(engine: Engine, skips: bool) -> None:
     engine.compute(engine.add("first", TOKENS), 10)
     request = engine.add("a", TOKENS[:9], Pull("pin", "s", 9, SHAPE, PORTS))
     cached, known, *_ = engine.manager.get_computed_blocks(request)
     assert (known, engine.connector.count_loadable_tokens(request, known)) == (8, 0)
+    request.skip_reading_prefix_cache = skips
     engine.connector.plan_load(request, cached, 0)
-    assert engine.ask(LoadQuery("pin")) == LoadResult(True)
+    assert engine.ask(LoadQuery("pin")) == LoadResult(not skips)
     assert not engine.connector.build_metadata().loads
