@@ -2,7 +2,7 @@
 
 ``parse(argv)`` returns equal mappings for command lines that vLLM treats as equal: it ignores the order of flags and the
 differences between dashes and underscores, ``--name value`` and ``--name=value``, short and long names, dotted names and
-JSON, or 1k and 1000. This module does not validate flags, and keeps unknown flags as written.
+JSON, 1k and 1000, or flags and a YAML file of flags. This module does not validate flags, and keeps unknown flags as written.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 SHORT_FLAGS: Mapping[str, str] = {
@@ -106,7 +108,8 @@ def parse(argv: Sequence[str]) -> dict[str, object]:
 
     A value is a scalar, a list if a flag has several values, or a dict for JSON and dotted names.
     """
-    plain: dict[str, object] = {}
+    plain = _read_config_file(argv)
+    is_read = bool(plain)
     dotted: dict[str, object] = {}
     added: list[str] = []
     for flag, words in group_by_flag(argv):
@@ -119,8 +122,27 @@ def parse(argv: Sequence[str]) -> dict[str, object]:
             plain[name] = added = [*added, *words]
         else:
             plain[name] = _parse_values(name, words)
+    if is_read:
+        del plain["config"]
     # vLLM appends dotted names as one JSON argument at the end, so they replace a JSON value completely.
     return {**plain, **dotted}
+
+
+def _read_config_file(argv: Sequence[str]) -> dict[str, object]:
+    """Return the flags in the file of `--config FILE`, or an empty mapping for a file that vLLM rejects, too."""
+    path = next((value for flag, value in pairwise(argv) if flag == "--config"), "")
+    if not path.endswith((".yaml", ".yml")):
+        return {}
+    import yaml  # few commands need it
+
+    try:
+        settings = [
+            (_long_name(f"--{name}"), value)
+            for name, value in yaml.safe_load(Path(path).read_bytes()).items()
+        ]
+    except (OSError, yaml.YAMLError, AttributeError):
+        return {}
+    return {name: _parse_scalar(name, value) if isinstance(value, str) else value for name, value in settings}
 
 
 def group_by_flag(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:

@@ -202,7 +202,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 EXTRAS = {"host": ("host",), "fleet": ("fleet",), "lab": ("lab",), "weights": ("s3",)}
 ENGINE = ("vllm", "graphs", "models")
 # Names of imports that differ from the name of their distribution.
-DISTRIBUTIONS = {"pynvml": "nvidia-ml-py", "google": "protobuf"}
+DISTRIBUTIONS = {"pynvml": "nvidia-ml-py", "google": "protobuf", "yaml": "pyyaml"}
 
 
 def _declared(lines: Iterable[str]) -> set[str]:

@@ -11,7 +11,7 @@ from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
 
 CONNECTOR = "coldstart.vllm.handover.connector"
-# Arguments that do not work with the connector or that select another one. A file of vLLM options can contain them, too.
+# Arguments that do not work with the connector or that select another one. A file of options that is missing can contain them.
 _UNSUPPORTED = (
     "kv_transfer_config", "kv_offloading_size", "ec_transfer_config", "config",
     "enable_sleep_mode", "prefix_match_unit", "speculative_config", "use_replayssm",

@@ -88,6 +88,8 @@ def test_without_vllm_there_is_no_key(model: ResolvedModel, monkeypatch: pytest.
         (["--cudagraph-capture-sizes", "1", "2", "4"], {"cudagraph_capture_sizes": [1, 2, 4]}),
         (["-cc.mode=3", "-cc.a.b", "x"], {"compilation_config": {"mode": 3, "a": {"b": "x"}}}),
         (["--compilation-config", '{"mode": 3}'], {"compilation_config": {"mode": 3}}),
+        # Dotted names replace a JSON value, as in vLLM.
+        (["-cc.backend=b", "--compilation-config", '{"mode": 3}'], {"compilation_config": {"backend": "b"}}),
         (["--compilation-config", "{broken"], {"compilation_config": "{broken"}),
         (["--revision", "007"], {"revision": "007"}),
         (["--new-flag-of-tomorrow", "x"], {"new_flag_of_tomorrow": "x"}),
@@ -98,9 +100,14 @@ def test_parse_returns_values_of_each_form(argv: list[str], expected: dict[str, 
     assert parse(argv) == expected
 
 
-def test_dotted_names_replace_a_json_value_as_in_vllm() -> None:
-    argv = ["-cc.backend=b", "--compilation-config", '{"mode": 3}']
-    assert parse(argv) == {"compilation_config": {"backend": "b"}}
+def test_flags_in_a_file_count_as_typed_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.yaml").write_text(
+        "port: 1\nmax-model-len: 1k\nfoo: false\nhf-overrides: {a: [1]}\nx: [b, 2]"
+    )
+    typed = "--port 2 --max-model-len 1000 --no-foo --hf-overrides.a [1] --x b 2"
+    assert parse(["--config", "own.yaml", "--port", "2"]) == parse(typed.split())
+    assert parse(["--config", "none.yaml"]) == {"config": "none.yaml"}
 
 
 def test_values_and_sharding_do_not_count_but_shapes_do(tmp_path: Path) -> None:
@@ -122,10 +129,6 @@ def test_engine_settings_are_in_the_key_and_server_settings_are_not() -> None:
     assert select_engine_fields(engine | dict.fromkeys(names.split(), "x")) == engine
 
 
-def test_names_that_are_not_valid_fields_stay_one_field() -> None:
-    assert select_engine_fields({"hf_overrides": {"a/b": 1}}) == {"hf_overrides": '{"a/b":1}'}
-
-
 def test_a_file_counts_by_content(tmp_path: Path) -> None:
     here, there = tmp_path / "a", tmp_path / "b"
     here.write_text("same")
@@ -137,8 +140,8 @@ def test_a_file_counts_by_content(tmp_path: Path) -> None:
 
 
 def test_odd_names_and_long_values_still_count() -> None:
-    odd = select_engine_fields({"a+b": 1})
-    assert odd == {"odd": '{"a+b":1}'}
+    assert select_engine_fields({"a+b": 1}) == {"odd": '{"a+b":1}'}
+    assert select_engine_fields({"hf_overrides": {"a/b": 1}}) == {"hf_overrides": '{"a/b":1}'}
     short, long = ("x" * size for size in (10, 100_000))
     assert select_engine_fields({"flag": short}) == {"flag": short}
     assert len(str(select_engine_fields({"flag": long})["flag"])) < 100
