@@ -24,13 +24,14 @@ class LayerPatterns:
 _LLAMA = LayerPatterns(
     re.compile(r"model\.layers\.(\d+)\."), ("model.embed_tokens.",), ("model.norm.", "lm_head.")
 )
-# vLLM keeps OPT's embeddings, projections and final norm on every rank.
+# vLLM keeps the embeddings and the final norm of these on every rank, and OPT's projections, too.
+_LAYERS_ONLY = LayerPatterns(_LLAMA.layer)
 _OPT = LayerPatterns(re.compile(r"(?:model\.)?decoder\.layers\.(\d+)\."))
+_LIKE_LLAMA = "Llama Mistral Qwen2 Qwen3 Phi3 Granite Glm4 Exaone4 Nemotron Ernie4_5 DeepseekV2 DeepseekV3"
+_LIKE_GEMMA = "Gemma Gemma2 Gemma3 Mixtral Qwen2Moe Qwen3Moe GraniteMoe Olmoe StableLm Cohere Cohere2"
 LAYOUTS: Mapping[str, LayerPatterns] = {
-    "LlamaForCausalLM": _LLAMA,
-    "MistralForCausalLM": _LLAMA,
-    "Qwen2ForCausalLM": _LLAMA,
-    "Qwen3ForCausalLM": _LLAMA,
+    **{f"{name}ForCausalLM": _LLAMA for name in _LIKE_LLAMA.split()},
+    **{f"{name}ForCausalLM": _LAYERS_ONLY for name in _LIKE_GEMMA.split()},
     "OPTForCausalLM": _OPT,
 }
 

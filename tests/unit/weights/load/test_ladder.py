@@ -165,7 +165,10 @@ def test_unusable_plan_is_refused_with_the_reason(
         checkpoint.list_tensors(plan)
 
 
-def test_a_partition_of_the_users_is_followed() -> None:
-    assert stage.list_stage_layers(5, 1, 2, "1,4") == range(1, 5)
+def test_a_rank_omits_what_vllm_drops() -> None:
+    names = ("model.embed_tokens.a", "model.layers.1.b", "model.norm.c", "lm_head.d", "model.layers.0.e")
+    for architecture, held in (("Phi3", "bcd"), ("Mixtral", "abcd"), ("Unknown", "abcde")):
+        config = {"architectures": [f"{architecture}ForCausalLM"], "num_hidden_layers": 2}
+        assert "".join(name[-1] for name in stage.select_tensor_names(names, config, [1], 2)) == held
     with pytest.raises(ValueError, match="does not split 5 layers across 2 ranks"):
         stage.list_stage_layers(5, 0, 2, "1,1")
