@@ -56,6 +56,12 @@ _KNOWN = (
         CHECK_FAILED,
     ),
     (
+        "vLLM cannot import the code of this model: ",
+        re.compile(r"ModuleNotFoundError: (No module named '[^']+').*failed to be inspected", re.DOTALL),
+        "install this package in the environment of vLLM",
+        CHECK_FAILED,
+    ),
+    (
         _INVALID,
         re.compile(r"\d+ validation errors? for \w*(?:Config|Args)\s+(.+?)\s*\[type=", re.DOTALL),
         "change the vLLM arguments",
