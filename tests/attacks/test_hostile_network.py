@@ -308,8 +308,7 @@ def _send_a_byte_per_connection(connection: socket.socket, asked: Asked) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("behave", "message"),
-    [(_send_a_byte_per_second, "bytes"), (_send_a_byte_per_connection, "too slowly")],
+    ("behave", "message"), [(_send_a_byte_per_second, "bytes"), (_send_a_byte_per_connection, "too slowly")]
 )
 def test_fetch_fails_when_source_is_too_slow(tmp_path: Path, behave: Behave, message: str) -> None:
     plan = checkpoint(tmp_path / "w")

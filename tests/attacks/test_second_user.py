@@ -90,10 +90,7 @@ def tmp(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(params=[0, 0o022])
 def victim(
-    request: pytest.FixtureRequest,
-    tmp: Path,
-    tmp_path: Path,
-    fake_engine: Callable[[str], None],
+    request: pytest.FixtureRequest, tmp: Path, tmp_path: Path, fake_engine: Callable[[str], None]
 ) -> Iterator[Victim]:
     previous = os.umask(request.param)  # with 0, every mode must be the tool's own decision
     fake_engine("serves")

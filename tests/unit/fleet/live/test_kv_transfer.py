@@ -375,9 +375,7 @@ def test_a_staged_layer_with_a_wrong_mac_is_fetched_over_tcp(staging: Staging) -
         assert (staging.reads, staging.failures) == (1 + len(LAYERS), 1)
 
 
-def test_a_changed_header_of_a_staged_layer_is_refused_before_nixl_reads_it(
-    staging: Staging,
-) -> None:
+def test_a_changed_header_of_a_staged_layer_is_refused_before_nixl_reads_it(staging: Staging) -> None:
     def change(data: bytes) -> bytes:
         # The header's length may arrive before it. The byte belongs to NIXL's metadata in both cases.
         return data[:64] + bytes([data[64] ^ 1]) + data[65:] if len(data) > 64 else data
