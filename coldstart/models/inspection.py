@@ -143,7 +143,7 @@ def look_up(
     """
     cache, arguments = cache or Cache.at(), Arguments(vllm_args)
     if given := [f"--{flag}" for flag in ("model", "revision", "config") if arguments.contains_flag(flag)]:
-        reason = f"vLLM's arguments must not contain {' and '.join(given)}: coldstart sets the model and reads no file"
+        reason = f"vLLM's arguments must not contain {' and '.join(given)}: coldstart sets the model and cannot read the file"
         raise UsageError(reason, hint="write MODEL and --revision before --, and a file's arguments after it")
     model = resolution.resolve(word, revision=revision, offline=offline, cache=cache)
     key = keys.compose_key(model, arguments)
