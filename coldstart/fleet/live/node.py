@@ -200,6 +200,8 @@ class NodeServers:
                     orders.RankFetched(worker, progress["bytes"], progress["seconds"], progress["limited"])
                 )
                 return
+            if progress is None and process.up is not None:  # weights were local
+                return
             await asyncio.sleep(FETCH_POLL_S)
 
     async def stop(self, worker: str) -> None:

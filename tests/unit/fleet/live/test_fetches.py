@@ -14,7 +14,7 @@ from support.fake_upstream import FakeServer, wait_until
 from support.fleet_rig import SETTINGS, FleetStage, deployment, fleet
 
 from coldstart.contract.weights import LimitedFetch
-from coldstart.fleet.live import deployments
+from coldstart.fleet.live import deployments, node
 from coldstart.fleet.live.orders import RankEnded, RankFetched, RankUp
 from coldstart.fleet.live.state import FleetState, ModelDeployment
 from coldstart.weights.prefetch import client
@@ -112,9 +112,12 @@ async def test_start_with_local_weights_shows_the_time_of_the_runtime(tmp_path: 
         assert not control.state.models
 
 
-async def test_start_that_is_faster_than_its_runtime_corrects_the_time_of_the_runtime(tmp_path: Path) -> None:
+async def test_start_that_is_faster_than_its_runtime_corrects_the_time_of_the_runtime(
+    tmp_path: Path, prefetcher: Prefetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node, "FETCH_POLL_S", 0.01)
     async with fleet(tmp_path, count=1) as stage:
-        control, made = stage.control, deployment("a")
+        control, made = stage.control, fetched_from(deployment("a"))
         costs = replace(made.spec.costs, library_s=40.0)
         stage.deploy(replace(made, spec=replace(made.spec, recorded={1: 1.0}, costs=costs)))
         assert (await stage.ask("a"))[0] == 200
@@ -124,6 +127,10 @@ async def test_start_that_is_faster_than_its_runtime_corrects_the_time_of_the_ru
         control.workers.process_event(replace(up, start_s=5.3))
         spec = control.core.models["a"].spec
         assert spec.costs.library_s == pytest.approx((before + 4.3) / 2) and spec.joins == {}
+        # The node no longer asks a prefetcher that has none of the weights of a running server.
+        told = len(prefetcher.told)
+        await asyncio.sleep(0.2)
+        assert len(prefetcher.told) <= told + 1
 
 
 async def test_observed_rate_of_a_full_disk_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
