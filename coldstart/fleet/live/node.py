@@ -10,7 +10,7 @@ import asyncio
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -61,15 +61,8 @@ class _WorkerProcess:
 class NodeServers:
     """Model servers of the machine at `host`. If `selects_device` is set, each server sees only its own GPU."""
 
-    def __init__(
-        self,
-        host: str,
-        servers: ServerStarter,
-        *,
-        selects_device: bool = False,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.host, self.servers, self.selects_device, self.clock = host, servers, selects_device, clock
+    def __init__(self, host: str, servers: ServerStarter, *, selects_device: bool = False) -> None:
+        self.host, self.servers, self.selects_device = host, servers, selects_device
         self.processes: dict[str, _WorkerProcess] = {}
         self._events: deque[tuple[int, orders.WorkerEvent]] = deque()
         self._seq = 0
@@ -91,9 +84,9 @@ class NodeServers:
         try:
             async with asyncio.timeout(HOP_TIMEOUT_S):
                 for _ in range(HOP_SAMPLES):
-                    began = self.clock()
+                    began = time.monotonic()
                     _, writer = await asyncio.open_connection(*place)
-                    times.append(self.clock() - began)
+                    times.append(time.monotonic() - began)
                     writer.close()
         except OSError:  # includes TimeoutError
             return None
@@ -158,7 +151,7 @@ class NodeServers:
         return {str(environment.WEIGHTS_SOCKET): str(self._sockets / owner)}
 
     async def _supervise(self, worker: str, process: _WorkerProcess) -> None:
-        began = self.clock()
+        began = time.monotonic()
         fetching = asyncio.ensure_future(self._report_fetch_end(worker, process))
         watching = asyncio.ensure_future(self._end_if_hung(process))
         try:
@@ -169,7 +162,7 @@ class NodeServers:
         else:
             steps = tuple(fallback.decode_fallbacks(ready.document.get("fallbacks")))
             url = f"http://{process.place[0]}:{process.place[1]}"
-            took_s, keys = self.clock() - began, (process.key, process.handover_key)
+            took_s, keys = time.monotonic() - began, (process.key, process.handover_key)
             process.up = orders.RankUp(worker, url, ready.mode, took_s, ready.pid, steps, *keys)
             self._report(process.up)
             reason = await process.server.ended
