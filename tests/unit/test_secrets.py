@@ -79,23 +79,15 @@ def test_text_takes_no_time_when_a_line_is_long() -> None:
 
 
 def test_scrub_hides_secrets_in_documents() -> None:
-    shown = json.dumps(
-        secrets.redact_document(
-            {"env": {"HF_TOKEN": "x"}, "list": [{"password": "y"}], "n": 3, "token": None}
-        )
-    )
+    document = {"env": {"HF_TOKEN": "x"}, "list": [{"password": "y"}], "n": 3, "token": None}
+    shown = json.dumps(secrets.redact_document(document))
     assert shown == '{"env": {"HF_TOKEN": "***"}, "list": [{"password": "***"}], "n": 3, "token": null}'
 
 
 def test_the_harmless_part_of_an_environment() -> None:
-    given = {
-        "OMP_NUM_THREADS": "2",
-        "VLLM_API_KEY": "abcdefgh",
-        "VLLM_MEDIA": "https://u:p@h/",
-        "OTHER": "x",
-        "A": "abcdefgh",
-    }
-    assert secrets.select_harmless(given, [*given, "UNSET"]) == {"OMP_NUM_THREADS": "2", "OTHER": "x"}
+    harmless = {"OMP_NUM_THREADS": "2", "OTHER": "x"}
+    hidden = {"VLLM_API_KEY": "abcdefgh", "VLLM_MEDIA": "https://u:p@h/", "A": "abcdefgh"}
+    assert secrets.select_harmless(harmless | hidden, [*harmless, *hidden, "UNSET"]) == harmless
 
 
 @pytest.mark.vllm
