@@ -13,7 +13,7 @@ from pathlib import Path
 from coldstart.artifacts import files
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.key import Key
-from coldstart.errors import CommandFailedError
+from coldstart.errors import CommandFailedError, UsageError
 from coldstart.launch import fetch, prepare, process_snapshot, vllm_snapshot
 from coldstart.launch.modes import SNAPSHOT
 from coldstart.materialize.options import Options, Phase, no_progress
@@ -118,10 +118,16 @@ class MaterializationPlan:
 
         Raises:
             CommandFailedError: The engine or the test start failed, or this machine cannot create a snapshot (checked first).
-            UsageError: The weight files of a local model are incomplete or do not match their index (checked first).
+            UsageError: The weight files of a local model are incomplete or do not match their index, or the arguments
+                divide a server among several engines or machines (checked first).
             NoSpaceError, ReadOnlyStoreError: The store cannot be written.
         """
         options, phase = self.options, on_progress or no_progress
+        for name in ("data_parallel_size", "nnodes"):
+            if (count := self.lookup.vllm_args.get_integer(name, 1)) > 1:
+                option = f"--{name.replace('_', '-')} {count}"
+                reason = f"cannot build a bundle with {option}: its one engine would wait for others"
+                raise UsageError(reason, hint="start without a bundle: coldstart serve MODEL --on-miss warn")
         if options.snapshot and (why := SNAPSHOT.find_unusable_reason()):
             raise CommandFailedError(f"cannot create a snapshot: {why.reason}", hint=why.hint)
         if options.snapshot and runtime.targets_cpu() and (limit := criu.find_limit()) is not None:

@@ -68,6 +68,8 @@ def test_materialize_reports_missing_sections(
     said = capsys.readouterr().err
     assert asked[0].profile_s == 30
     assert "no compile: PicklingError" in said
+    assert main("materialize", str(model), "--", "-dp", "2") == 2 and len(asked) == 1
+    assert "would wait for others" in capsys.readouterr().err
 
 
 def test_dry_run_names_the_snapshot_and_the_whole_command(
