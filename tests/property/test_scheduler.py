@@ -107,6 +107,8 @@ def test_a_session_that_waits_for_input_is_not_parked() -> None:
     engine.add(session)
     for _ in range(6):
         engine.step()
+        # vLLM would lose it, if its turn ended after an eviction.
+        assert not session.num_output_placeholders or session not in scheduler.view.list_evictable()
     assert session.status.name == "WAITING_FOR_STREAMING_REQ" and not list(scheduler.started)
 
 

@@ -135,7 +135,9 @@ class EngineView:
     def list_evictable(self) -> Iterator[Request]:
         """Return the requests that have a slot and whose blocks no step in flight writes."""
         freeable, in_flight = self._engine._request_blocks_can_be_freed, self._in_flight
-        return (r for r in self._engine.started if freeable(r) and not in_flight(r))
+        # vLLM loses a session that is evicted before its turn ends with a token in flight.
+        started = (r for r in self._engine.started if not (r.resumable and r.num_output_placeholders))
+        return (r for r in started if freeable(r) and not in_flight(r))
 
     # --- blocks, slots and tokens ---
 
