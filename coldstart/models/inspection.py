@@ -139,12 +139,17 @@ def look_up(
 
     With an empty sequence as ``bundles``, only compose the key, and read no store.
 
-    Raises UsageError if ``vllm_args`` name another model, a revision or a file, and the same errors as `resolution.resolve`.
+    Raises UsageError if ``vllm_args`` name another model, a revision or a file that cannot be read, and the same errors as
+    `resolution.resolve`.
     """
     cache, arguments = cache or Cache.at(), Arguments(vllm_args)
-    if given := [f"--{flag}" for flag in ("model", "revision", "config") if arguments.contains_flag(flag)]:
-        reason = f"vLLM's arguments must not contain {' and '.join(given)}: coldstart sets the model and cannot read the file"
-        raise UsageError(reason, hint="write MODEL and --revision before --, and a file's arguments after it")
+    if given := [f"--{flag}" for flag in ("model", "revision") if arguments.contains_flag(flag)]:
+        reason = f"vLLM's arguments must not contain {' and '.join(given)}, which coldstart sets"
+        raise UsageError(reason, hint="specify MODEL, and --revision if it is needed, before --")
+    if arguments.contains_flag("config"):
+        raise UsageError(
+            "cannot read the file of vLLM's --config", hint="name a YAML file: -- --config FILE.yaml"
+        )
     model = resolution.resolve(word, revision=revision, offline=offline, cache=cache)
     key = keys.compose_key(model, arguments)
     return BundleLookup(model, arguments, cache, key, offline=offline, accepts=accepts).refresh(bundles)
