@@ -58,12 +58,8 @@ def test_template_environment_contains_no_secret() -> None:
 
 
 def test_scrub_hides_secrets_in_texts() -> None:
-    environment = {
-        "MY_TOKEN": "correct-horse",
-        "MY_TOKENIZER": "a/b-c",
-        "SHORT_TOKEN": "abc",
-        "KEY_FILE_TOKEN": "/run/secret",
-    }
+    environment = {"MY_TOKEN": "correct-horse", "SHORT_TOKEN": "abc", "KEY_FILE_TOKEN": "/run/secret"}
+    environment["MY_TOKENIZER"] = "a/b-c"
     said = (
         "GET https://u:p4ss@h/x?sig=abc#f failed: correct-horse, Bearer abcdefghij, hf_abcdefghijklmnopqr, "
         "abc a/b-c /run/secret"

@@ -257,7 +257,7 @@ def test_request_without_a_model_goes_to_the_default_model() -> None:
     models = {name: {"memory": 1, "start_s": 1.0} for name in "ab"}
     table = {"memory": 15, "default_model": "b", "models": models}
     route = configuration.parse(table).catalogue.find_destination
-    assert (getattr(route(None), "model", None), route("")) == ("b", None)
+    assert [getattr(route(name), "model", None) for name in (None, "", "c")] == ["b", "b", None]
     with pytest.raises(UsageError, match="default_model: unknown model 'c'"):
         configuration.parse({**table, "default_model": "c"})
     with pytest.raises(UsageError, match="default_model: expected `str`"):
