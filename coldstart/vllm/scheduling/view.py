@@ -113,9 +113,12 @@ class EngineView:
     def limit_adapters(self, requests: Iterable[Request]) -> Iterator[Request]:
         """Yield the requests, but none whose LoRA adapter exceeds vLLM's limit of adapters in one batch."""
         config = self._engine.lora_config
+        if config is None:
+            yield from requests
+            return
         used: set[int | None] = {None}
         for request in requests:
-            adapter = request.lora_request.lora_int_id if config and request.lora_request else None
+            adapter = request.lora_request.lora_int_id if request.lora_request else None
             if adapter in used or len(used) <= config.max_loras:
                 used.add(adapter)
                 yield request
@@ -135,7 +138,7 @@ class EngineView:
     def list_evictable(self) -> Iterator[Request]:
         """Return the requests that have a slot and whose blocks no step in flight writes."""
         freeable, in_flight = self._engine._request_blocks_can_be_freed, self._in_flight
-        # vLLM loses a session that is evicted before its turn ends with a token in flight.
+        # vLLM loses a session that is evicted while a token of it is in flight, if this token ends its turn.
         started = (r for r in self._engine.started if not (r.resumable and r.num_output_placeholders))
         return (r for r in started if freeable(r) and not in_flight(r))
 
