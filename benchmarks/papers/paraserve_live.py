@@ -258,8 +258,8 @@ def tokens() -> Found:
 
 def generate_tokens(work: Path, ranks: int, dtype: str, flags: Sequence[str]) -> list[list[int]]:
     """Return the greedy tokens of tiny-llama after eight prompts, one at a time."""
-    words = ("--max-model-len", "1024", "--kv-cache-memory-bytes", str(64 << 20), "--dtype", dtype)
-    words += ("--pipeline-parallel-size", str(ranks), *flags)
+    memory = ("--max-model-len", "1024", "--kv-cache-memory-bytes", str(64 << 20))
+    words = (*memory, "--dtype", dtype, "--pipeline-parallel-size", str(ranks), *flags)
     launcher = ServeLauncher(
         ModelUnderTest("tiny-llama", "tiny-llama", words, ("--on-miss", "warn")), FRESH, work
     )
