@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -12,6 +11,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import ladder, planning
 from coldstart.launch.planning import ServeRequest
 from coldstart.launch.server import Server, stop_on_error, supervise
+from coldstart.system.proc.processes import await_readable
 from coldstart.system.recording import record_timeline
 from coldstart.system.timeline import Timeline
 
@@ -64,7 +64,7 @@ def start_server(request: ServeRequest) -> Server:
         ready.set_result(server)
         if abandoned.is_set():
             server.stop()
-        select.select([server.running.process], [], [])
+        await_readable(server.running.process)
 
     # The kernel kills a server when the thread that forked it exits, so the thread must run as long as the server.
     threading.Thread(target=keep, name="coldstart-server", daemon=True).start()

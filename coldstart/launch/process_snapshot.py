@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import shutil
 import signal
 import subprocess
@@ -35,6 +34,7 @@ from coldstart.system import fingerprint, paths, runtime
 from coldstart.system.paths import Cache
 from coldstart.system.proc import processes
 from coldstart.system.proc.lifeline import die_with_parent
+from coldstart.system.proc.processes import await_readable
 from coldstart.system.snapshot import criu, criu_memory, runtime_image
 
 # Prefix of the directories of restored templates.
@@ -175,7 +175,7 @@ def restore_template(images: Path, plan: LaunchPlan) -> RestoredTemplate:
         os.close(resumed)
         raise
     pidfd = os.pidfd_open(thawed.pid)
-    ended = pidfd in select.select([resumed, pidfd], [], [])[0]
+    ended = pidfd in await_readable(resumed, pidfd)
     os.close(pidfd)
     os.close(resumed)
     if ended:

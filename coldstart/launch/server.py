@@ -5,7 +5,6 @@ Only `supervise`, which serves the command line, installs signal handlers.
 
 from __future__ import annotations
 
-import select
 import signal
 import threading
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from coldstart.errors import LaunchRefusedError, UsageError
 from coldstart.launch import listening
 from coldstart.launch.server_process import SIGNAL_CHECK_S, ReadyServer, ServerProcess
 from coldstart.system.proc import scratch
+from coldstart.system.proc.processes import await_readable
 
 STOP_TIMEOUT_S = 30.0
 
@@ -143,7 +143,7 @@ class Server(AbstractContextManager["Server"]):
 
     def _has_ended(self, timeout_s: float | None) -> bool:
         # `poll` would reap the process, after which its session could no longer be killed.
-        return self._code is not None or has_ended(self.running.process, timeout_s)
+        return self._code is not None or bool(await_readable(self.running.process, timeout_s=timeout_s))
 
 
 @contextmanager
@@ -158,9 +158,9 @@ def stop_on_error(process: ServerProcess) -> Iterator[None]:
 
 def end(process: ServerProcess, patience_s: float | None = None) -> int:
     """Send SIGTERM to the server, and SIGKILL after `patience_s` seconds (never if None). Return its exit code."""
-    if not has_ended(process, 0.0):
+    if not await_readable(process, timeout_s=0):
         process.signal(signal.SIGTERM)
-        if not has_ended(process, patience_s):
+        if not await_readable(process, timeout_s=patience_s):
             process.signal(signal.SIGKILL)
     return _reap(process)
 
@@ -178,16 +178,11 @@ def supervise(process: ServerProcess) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, forward)
-    # Python runs the handler of a signal that arrives just before `select` only after `select` returns.
-    while not has_ended(process, SIGNAL_CHECK_S):
+    # Python runs the handler of a signal that arrives just before a system call only after the call returns.
+    while not await_readable(process, timeout_s=SIGNAL_CHECK_S):
         pass
     _reap(process)
     return 128 + caught[0] if caught else 1
-
-
-def has_ended(process: ServerProcess, timeout_s: float | None) -> bool:
-    """Return whether the server exits within `timeout_s` seconds. None means no limit."""
-    return bool(select.select([process.fileno()], [], [], timeout_s)[0])
 
 
 def _reap(process: ServerProcess) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from coldstart.errors import CommandFailedError
 from coldstart.system import start_progress, timeline
 from coldstart.system.ipc import json_lines, peers
 from coldstart.system.proc import exits, processes
+from coldstart.system.proc.processes import await_readable
 from coldstart.vllm.engine.rejection import StartFailure
 
 # Seconds within which a template must respond. Forking a large engine takes less than one second.
@@ -90,7 +90,7 @@ class RestoredTemplate:
             self.process.kill()
             self.process.wait()
         for pidfd in inside:  # the first process of a namespace exits last, and CRIU may write until then
-            select.select([pidfd], [], [])
+            await_readable(pidfd)
             os.close(pidfd)
         self._remove()
 
@@ -119,7 +119,7 @@ class ChildServer:
     def wait(self) -> int:
         """Wait for the exit, then kill the rest of the session (vLLM's worker processes). Return the exit code."""
         if self.process.returncode is None:
-            select.select([self._pidfd], [], [])
+            await_readable(self._pidfd)
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)  # not yet reaped, so its PID is not reused
         return exits.convert_return_code(self.process.wait())
@@ -137,7 +137,7 @@ class ForkedServer:
         self.connection, self.holder = connection, holder
         self._replies = connection.iterate_replies()
         self._code: int | None = None
-        if not select.select([connection], [], [], TEMPLATE_RESPONSE_S)[0]:
+        if not await_readable(connection, timeout_s=TEMPLATE_RESPONSE_S):
             raise TemplateHungError(f"the template did not respond within {TEMPLATE_RESPONSE_S:g} s")
         answer = next(self._replies, {})
         if "pid" not in answer:
@@ -305,8 +305,8 @@ def await_readiness(
     with os.fdopen(reader):
         while report is None:
             left = SIGNAL_CHECK_S if deadline is None else max(0.0, deadline - timeline.now())
-            # Python runs the handler of a signal that arrives just before `select` only after `select` returns.
-            readable = select.select([reader, process.fileno()], [], [], min(left, SIGNAL_CHECK_S))[0]
+            # Python runs the handler of a signal that arrives just before a system call only after the call returns.
+            readable = await_readable(reader, process.fileno(), timeout_s=min(left, SIGNAL_CHECK_S))
             if not readable:
                 if left >= SIGNAL_CHECK_S:
                     continue

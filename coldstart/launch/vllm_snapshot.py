@@ -9,7 +9,6 @@ requests before that check, because vLLM decides when it listens. This module ha
 from __future__ import annotations
 
 import os
-import select
 import shutil
 import signal
 import subprocess
@@ -30,6 +29,7 @@ from coldstart.launch.planning import ServerStart
 from coldstart.launch.server_process import ReadyServer
 from coldstart.models.inspection import BundleLookup
 from coldstart.system import timeline
+from coldstart.system.proc.processes import await_readable
 from coldstart.system.snapshot import runtime_image
 from coldstart.vllm import gpu_starts
 from coldstart.vllm.gpu_starts import Limit
@@ -53,11 +53,11 @@ class RestoredServer:
 
     def wait(self) -> int:
         """Wait until the server exits, then kill its other processes. Return 0 if a signal was sent to the server, else 1."""
-        select.select([self], [], [])
+        await_readable(self)
         for handle in self._handles[1:]:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
-            select.select([handle], [], [])
+            await_readable(handle)
         return 0 if self._asked else 1
 
     def signal(self, number: int) -> None:

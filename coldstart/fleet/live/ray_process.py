@@ -26,11 +26,12 @@ from coldstart.contract import environment
 from coldstart.errors import CommandFailedError, UsageError
 from coldstart.fleet.specification import ServerSpec
 from coldstart.host.live.log import Log
-from coldstart.launch.server import end, has_ended
+from coldstart.launch.server import end
 from coldstart.launch.server_process import ChildServer
 from coldstart.system.ipc.addresses import find_free_port
 from coldstart.system.paths import Cache
 from coldstart.system.proc.lifeline import die_with_supervisor
+from coldstart.system.proc.processes import await_readable
 
 _LABEL_PREFIX = "coldstart-"
 _LABEL_FIELDS = ("memory", "network", "load", "devices")
@@ -141,7 +142,7 @@ class RayProcess:
 
     def has_ended(self) -> bool:
         """Return whether the node has exited."""
-        return has_ended(self.process, 0.0)
+        return bool(await_readable(self.process, timeout_s=0))
 
     def find_error(self) -> str:
         """Return why Ray exited: the last error in its log, or the last line if there is no error."""

@@ -14,7 +14,6 @@ host's own directory, serves this host only, and is stopped when its lease close
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import sys
@@ -40,6 +39,7 @@ from coldstart.host.tables import decode_arguments
 from coldstart.system.ipc import json_lines
 from coldstart.system.proc import exits, processes
 from coldstart.system.proc.lifeline import die_with_parent, die_with_supervisor
+from coldstart.system.proc.processes import await_readable
 
 if TYPE_CHECKING:
     from coldstart.launch.planning import ServeRequest
@@ -260,7 +260,7 @@ def _guard(template: RunningTemplate, channel: json_lines.Channel, stop: Callabl
     pidfd = os.pidfd_open(template.pid)
     try:
         channel.send({"ready": {"mode": f"template-{template.level}", "pid": template.pid}})
-        while not select.select([pidfd], [], [], RETIRES_S)[0]:
+        while not await_readable(pidfd, timeout_s=RETIRES_S):
             if not template.socket.exists() and not processes.list_children(template.pid):
                 break
         else:

@@ -8,7 +8,6 @@ during which the helper process dies, is undone based on those states.
 from __future__ import annotations
 
 import json
-import select
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from typing import Any
 
 from coldstart.contract.arguments import Arguments
 from coldstart.system.devices import parker
+from coldstart.system.proc.processes import await_readable
 
 OLDEST_DRIVER = 570
 """Oldest driver with the functions that `parker` calls."""
@@ -163,7 +163,7 @@ def _read(helper: subprocess.Popen[bytes]) -> Any:
     end = time.monotonic() + _STEP_S
     line = b""
     while not line.endswith(b"\n"):
-        if not select.select([helper.stdout], [], [], max(0.0, end - time.monotonic()))[0]:
+        if not await_readable(helper.stdout, timeout_s=max(0.0, end - time.monotonic())):
             raise StepError(f"the driver did not respond within {_STEP_S:g} s")
         if not (part := helper.stdout.read(65536)):
             break

@@ -11,7 +11,6 @@ import array
 import fcntl
 import json
 import os
-import select
 import socket
 import time
 from collections import deque
@@ -20,6 +19,7 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from coldstart.system.ipc.peers import PeerError
+from coldstart.system.proc.processes import await_readable
 
 MAX_LINE = 1 << 16
 MAX_REQUEST = 1 << 20
@@ -95,7 +95,7 @@ class Channel(AbstractContextManager["Channel"]):
                 followed by another message.
         """
         deadline = time.monotonic() + PATIENCE_S
-        while select.select([self.socket], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        while await_readable(self.socket, timeout_s=max(0.0, deadline - time.monotonic())):
             messages = self.receive(MAX_REQUEST)
             if messages is None:
                 raise MalformedMessageError("the received request is truncated")

@@ -7,11 +7,12 @@ namespaces nor control group limits.
 from __future__ import annotations
 
 import os
-import select
+import selectors
 import signal
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 
 def list_children(pid: int) -> tuple[int, ...]:
@@ -63,12 +64,23 @@ def terminate(pid: int, identity: str | None, *patience_s: float) -> None:
                 return
             for one_s in patience_s:
                 signal.pidfd_send_signal(descriptor, signal.SIGTERM)
-                if select.select([descriptor], [], [], one_s)[0]:
+                if await_readable(descriptor, timeout_s=one_s):
                     return
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-            select.select([descriptor], [], [])
+            await_readable(descriptor)
         finally:
             os.close(descriptor)
+
+
+def await_readable(*files: Any, timeout_s: float | None = None) -> list[Any]:
+    """Wait until a file has data or has ended, at most `timeout_s` seconds if given, and return the files that have.
+
+    `files` are descriptors or objects with a `fileno` method. Unlike `select.select`, a descriptor can be above 1,023.
+    """
+    with selectors.PollSelector() as selector:
+        for file in files:
+            selector.register(file, selectors.EVENT_READ)
+        return [key.fileobj for key, _ in selector.select(timeout_s)]
 
 
 def has_terminal() -> bool:

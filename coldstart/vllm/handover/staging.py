@@ -14,7 +14,6 @@ import logging
 import mmap
 import os
 import secrets
-import select
 import socket
 import threading
 import time
@@ -24,6 +23,7 @@ from contextlib import contextmanager, suppress
 import msgspec
 
 from coldstart.contract import environment
+from coldstart.system.proc.processes import await_readable
 
 log = logging.getLogger("vllm.coldstart.handover")
 
@@ -90,7 +90,7 @@ class Staging:
         """Let the target read until it sends something or disconnects. Raises StagingError after 5 seconds or if NIXL fails."""
         deadline = time.monotonic() + READ_S
         with _translate_errors():
-            while not _is_readable(connection):
+            while not await_readable(connection, timeout_s=POLL_S):
                 # NIXL connects the two servers, and serves a READ without RDMA, only during calls.
                 self._agent.get_new_notifs()
                 if time.monotonic() > deadline:
@@ -111,7 +111,9 @@ class Staging:
             # Releasing a READ would not stop it. While it is referenced, nothing else uses its memory.
             self.unfinished = transfer
             state = self._agent.transfer(transfer)
-            while state == "PROC" and time.monotonic() < deadline and not _is_readable(connection):
+            while state == "PROC" and time.monotonic() < deadline:
+                if await_readable(connection, timeout_s=POLL_S):  # the source has left
+                    break
                 state = self._agent.check_xfer_state(transfer)
             if state != "DONE":
                 raise StagingError(
@@ -154,8 +156,3 @@ def _translate_errors() -> Iterator[None]:
         raise
     except Exception as error:
         raise StagingError(f"{type(error).__name__}: {error}") from error
-
-
-def _is_readable(connection: socket.socket) -> bool:
-    """Wait up to POLL_S seconds, and return whether data or a disconnect has arrived."""
-    return bool(select.select([connection], [], [], POLL_S)[0])

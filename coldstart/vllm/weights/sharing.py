@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from select import select
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +33,7 @@ from coldstart.system.ipc.json_lines import Channel, is_sealed
 from coldstart.system.ipc.peers import PeerError
 from coldstart.system.proc import shared_pages
 from coldstart.system.proc.mappings import Region, find_complete_pages
+from coldstart.system.proc.processes import await_readable
 from coldstart.system.proc.shared_pages import SEPARATE, Places
 from coldstart.vllm import compat
 
@@ -68,7 +68,7 @@ class OfferedRankWeights:
         Thread(target=self._serve, name="shared weights", daemon=True).start()
 
     def _serve(self) -> None:
-        while select([self._listener], [], []):
+        while await_readable(self._listener):
             if (connection := self._listener.accept()) is None:
                 continue
             with Channel(connection) as channel, suppress(OSError, DriverError):

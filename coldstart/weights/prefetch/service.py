@@ -11,7 +11,6 @@ connects to the holder. The holder removes the socket, the lock and the log when
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import sys
@@ -38,6 +37,7 @@ from coldstart.system import timeline
 from coldstart.system.ipc import json_lines, peers
 from coldstart.system.ipc.json_lines import Channel
 from coldstart.system.proc import processes
+from coldstart.system.proc.processes import await_readable
 from coldstart.weights.prefetch import PrefetchRefusedError
 from coldstart.weights.prefetch.fetcher import Fetcher
 from coldstart.weights.prefetch.rate_limits import FetchRateLimiter
@@ -77,7 +77,7 @@ class PrefetchServer:
     def run(self, listener: peers.Listener) -> None:
         """Accept clients until there has been none for `idle_s` seconds."""
         while self._is_needed():
-            if select.select([listener], [], [], _POLL_INTERVAL_S)[0] and (connection := listener.accept()):
+            if await_readable(listener, timeout_s=_POLL_INTERVAL_S) and (connection := listener.accept()):
                 self.serve_client(connection)
 
     def _is_needed(self) -> bool:
@@ -232,7 +232,7 @@ class _Client:
 
     def _wait_while(self, waits: Callable[[], bool]) -> None:
         # A client sends nothing while it waits for a response: its socket is readable when it has disconnected.
-        while waits() and not select.select([self.channel], [], [], 0)[0]:
+        while waits() and not await_readable(self.channel, timeout_s=0):
             self.service.changed.wait(_POLL_INTERVAL_S)
 
 

@@ -11,7 +11,7 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import ladder
 from coldstart.launch.planning import ServeRequest
-from coldstart.launch.server import Server, has_ended
+from coldstart.launch.server import Server
 from coldstart.models.inspection import BundleLookup
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system.paths import Cache
@@ -46,6 +46,6 @@ def start_server(lookup: BundleLookup, fake_engine: Callable[[str], None]) -> It
 
     yield start
     for one in started:
-        if not has_ended(one.running.process, 0):
+        if one.is_running():
             one.running.process.signal(signal.SIGKILL)
             one.running.process.wait()

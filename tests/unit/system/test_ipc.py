@@ -1,8 +1,8 @@
 """Messages arrive complete with their descriptors, or are refused without leaving descriptors open."""
 
+import fcntl
 import os
 import resource
-import select
 import socket
 import subprocess
 import sys
@@ -16,6 +16,7 @@ import pytest
 from coldstart.system.ipc import json_lines, peers
 from coldstart.system.ipc.json_lines import Channel, MalformedMessageError
 from coldstart.system.ipc.peers import Listener, PeerError
+from coldstart.system.proc import processes
 
 Pair = tuple[Channel, Channel]
 
@@ -112,8 +113,12 @@ def no_descriptors_left() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-def readable(listener: Listener) -> bool:
-    return bool(select.select([listener], [], [], 0)[0])
+@pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_NOFILE)[0] <= 1024, reason="too few descriptors")
+def test_a_process_with_many_open_files_can_wait(pair: Pair) -> None:
+    with Channel(socket.socket(fileno=fcntl.fcntl(pair[1], fcntl.F_DUPFD, 1024))) as server:
+        pair[0].send({"a": 1})
+        assert processes.await_readable(pair[1], server) == [pair[1], server]
+        assert server.receive_request() == {"a": 1}
 
 
 @pytest.mark.parametrize("length", [107, 108, 300])
@@ -155,9 +160,9 @@ def test_clients_are_refused_without_descriptors(home: Path) -> None:
         for _ in range(2):  # the reserve is restored
             with peers.connect(home / "socket") as client:
                 with no_descriptors_left():
-                    assert readable(listener)
+                    assert processes.await_readable(listener)
                     assert listener.accept() is None
-                    assert not readable(listener), "the loop would spin"
+                    assert not processes.await_readable(listener, timeout_s=0), "the loop would spin"
                 assert client.recv(1) == b"", "the client is told"
         with peers.connect(home / "socket"):
             accepted = listener.accept()

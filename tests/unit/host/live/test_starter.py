@@ -2,7 +2,6 @@
 
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -15,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.processes import wait_until
+from support.processes import has_ended, wait_until
 from tools.tiny_models import write_empty
 
 from coldstart.contract.arguments import Arguments
@@ -30,7 +29,6 @@ from coldstart.host.live.starter import StartOrder, _guard, supervise
 from coldstart.host.specification import HostSettings, ModelSpec
 from coldstart.launch.template_pool import RunningTemplate
 from coldstart.system.ipc import json_lines
-from coldstart.system.proc import processes
 
 # What a supervisor does, by the message's `does`.
 SOURCE = """
@@ -95,14 +93,12 @@ def test_client_learns_how_to_build_the_bundle_that_a_start_lacks(tmp_path: Path
 def test_processes_end_with_their_lease_but_outlive_the_starter(starter: Starter, how: str) -> None:
     lease = starter.order("stays")
     (said,) = [next(lease.iterate_replies())]
-    pidfd = os.pidfd_open(said["ready"]["pid"])
     if how == "starter":
         starter.channel.close()
         starter.process.wait(30)
         os.kill(said["ready"]["pid"], 0)
     lease.close()
-    assert select.select([pidfd], [], [], 30.0)[0]
-    os.close(pidfd)
+    wait_until(lambda: has_ended(said["ready"]["pid"]))
 
 
 def test_supervisors_that_ended_leave_no_zombie(starter: Starter) -> None:
@@ -187,7 +183,7 @@ def test_stopped_starter_ends_with_its_gateway() -> None:
     os.kill(pid, signal.SIGSTOP)
     gateway.kill()
     gateway.wait()
-    wait_until(lambda: processes.read_identity(pid) is None)
+    wait_until(lambda: has_ended(pid))
 
 
 # Plans a start as a forked supervisor does, and prints the modules that the starter had not imported before the fork.
