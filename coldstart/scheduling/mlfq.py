@@ -56,10 +56,8 @@ class SkipJoinMlfq:
         self._total_prefill_s = 0.0
 
     def compute_first_level(self, job: Job) -> int:
-        """Return the highest level whose quantum covers the job's first iteration (skip-join)."""
-        return min(
-            bisect_left(self.quanta, job.predict_iteration_s(self.profile) * _SLACK), len(self.quanta) - 1
-        )
+        """Return the highest level whose quantum covers the job's first iteration (skip-join), or the level below the last."""
+        return bisect_left(self.quanta, job.predict_iteration_s(self.profile) * _SLACK)
 
     def add(self, job: Job, now: float) -> None:
         level = 0 if job.priority < 0 else max(self.compute_first_level(job), job.priority)

@@ -10,6 +10,7 @@ import pytest
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.request import Request
 
 from coldstart.vllm.scheduling.scheduler import PolicyScheduler
@@ -19,16 +20,6 @@ from tests.support.scheduling.workloads import Checked, parallelize, random_load
 WORKLOADS = int(os.environ.get("COLDSTART_WORKLOADS", "60"))
 PARALLEL_WORKLOADS = int(os.environ.get("COLDSTART_WORKLOADS", "24"))
 FIRST = int(os.environ.get("COLDSTART_FIRST_WORKLOAD", "0"))
-
-FOUND = {
-    65: "a load that a picked request started was not protected, and its blocks were never given back",
-    68: "a loaded request that had never run was resumed as if the workers knew it",
-    672: "a loaded request was to lead but had no slot, which another without a token kept",
-    93: "a request joined below one that had just left the batch",
-    1157: "requests above one that had to leave the batch could not join either",
-    193: "a request left although even that did not make room, its blocks being shared",
-    393: "a remembered miss on the host hid a hit, and the load it needed never fitted",
-}
 
 
 def checked(seed: int, *, stages: int = 1, tensor: int = 1, **change: int) -> Checked:
@@ -51,9 +42,21 @@ def test_random_workloads_within_vllms_limits_end(change: dict[str, int]) -> Non
         checked(seed, **change)
 
 
-@pytest.mark.parametrize("seed", FOUND)
-def test_former_failures_do_not_recur(seed: int) -> None:
-    checked(seed)
+@pytest.mark.parametrize(("threshold", "adaptive", "limit"), [(0, False, 32), (4, False, 4), (3, True, 5)])
+def test_prompts_fill_an_iteration_as_in_vllm(threshold: int, adaptive: bool, limit: int) -> None:
+    shape, totals = Shape(batch=6, blocks=200), list[list[int]]()
+    for cls in (AsyncScheduler, PolicyScheduler):
+        scheduler = build(shape, cls)
+        scheduler.scheduler_config.long_prefill_token_threshold = threshold
+        scheduler.adaptive_long_prefill_threshold = adaptive
+        engine = EngineDouble(scheduler, shape)
+        engine.add(make_request("caches", [7] * 20, 1))
+        while scheduler.has_requests():
+            engine.step()
+        for number in range(6):
+            engine.add(make_request(f"r{number}", [7] * 20 + [number] * 9, 2))
+        totals.append([engine.step().total_num_scheduled_tokens for _ in range(3)])
+    assert totals[0] == totals[1] and scheduler.view.compute_chunk_limit(running=6) == limit
 
 
 def test_starvation_is_bounded_by_alpha() -> None:

@@ -5,7 +5,8 @@ Invariant: the server and the simulated engine use the same code.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import cache
 from itertools import islice
 
 from vllm.v1.request import Request
@@ -36,16 +37,14 @@ class LoadSelector:
         self.reserve, self.ahead = reserve, ahead
 
     def choose(self, chosen: list[Request], enst: Enst, now: float) -> list[Request]:
-        """Return the requests to load now. A load evicts other requests only if its own request ranks within the batch."""
+        """Return the requests to load now, in ascending ENST, up to the first that ranks within the batch and does not fit.
+
+        A load evicts other requests only if its own request ranks within the batch.
+        """
         if not self.view.has_evicted_requests():
             return []
         due, others = self._list_on_host()
-        return self._select_fitting(chosen, due, others, enst, self.reserve.compute_reserved_blocks(now))
-
-    def _select_fitting(
-        self, chosen: list[Request], due: list[Request], others: list[Request], enst: Enst, reserve: int
-    ) -> list[Request]:
-        """Return the requests that fit, in ascending ENST. Stop at the first that ranks within the batch and does not fit."""
+        reserve = self.reserve.compute_reserved_blocks(now)
         room, fresh = self.room, self.room.fresh
         in_batch, fitting = set(due), list[Request]()
         # The engine starts a load only if running prefills still get the blocks that they need.
@@ -176,12 +175,5 @@ class Placement:
 
     def enst(self, now: float) -> Enst:
         """Return a function that computes a request's ENST (estimated next scheduled time) on demand."""
-        found: Callable[[Job], float] | None = None
-
-        def enst(request: Request) -> float:
-            nonlocal found
-            if found is None:
-                found = self.ranking.enst(now, self.view.batch)
-            return found(self.jobs[request.request_id])
-
-        return enst
+        compute = cache(lambda: self.ranking.enst(now, self.view.batch))
+        return lambda request: compute()(self.jobs[request.request_id])

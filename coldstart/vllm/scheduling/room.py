@@ -214,10 +214,11 @@ class KvAllocator:
 
     def _within_budget(self, chosen: list[Request]) -> list[Request]:
         """Truncate the batch at the token budget, because the engine serves running requests first, whatever their rank."""
-        heavy = set(self.view.list_prefilling(chosen))
+        heavy = set(chosen if self.view.speculates else self.view.list_prefilling(chosen))
         left = self.view.token_budget
+        limit = self.view.compute_chunk_limit(sum(request.status is RUNNING for request in chosen))
         for position, request in enumerate(chosen):
             if left <= 0:
                 return chosen[:position]
-            left -= self.view.count_pending_tokens(request) if request in heavy or self.view.speculates else 1
+            left -= self.view.count_chunk_tokens(request, limit) if request in heavy else 1
         return chosen

@@ -190,13 +190,22 @@ class EngineView:
         """Return the requests whose prompt is not fully computed: they are not running, or are in a chunked prefill."""
         return [r for r in requests if r.status is not RUNNING or r.is_prefill_chunk]
 
-    def count_pending_tokens(self, request: Request) -> int:
-        """Return the number of tokens to compute before the next token is generated."""
+    def count_chunk_tokens(self, request: Request, limit: int) -> int:
+        """Return the number of tokens that the next step computes if it computes at most `limit` tokens of one request."""
         tokens = count_unscheduled_tokens(request)
-        if request.status is PREEMPTED and not request.num_computed_tokens:
+        if request.status is not RUNNING and not request.num_computed_tokens:
             # Tokens in the prefix cache are not computed again.
             tokens -= self._manager.get_computed_blocks(request)[1]
-        return tokens
+        return min(tokens, limit)
+
+    def compute_chunk_limit(self, running: int) -> int:
+        """Return vLLM's limit of tokens of one request in a step, `running` of whose requests run already."""
+        config = self._engine.scheduler_config
+        limit = int(config.long_prefill_token_threshold)
+        if limit and getattr(self._engine, "adaptive_long_prefill_threshold", False):
+            eligible = running + self._engine.get_request_counts()[1]
+            limit = max(limit, config.max_num_batched_tokens // eligible)
+        return limit or self.token_budget
 
 
 def is_last_token_in_flight(request: Request) -> bool:

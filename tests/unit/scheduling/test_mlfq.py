@@ -28,14 +28,6 @@ def names(policy: SkipJoinMlfq) -> list[str]:
     return [job.id for job in policy]
 
 
-@given(st.floats(1e-3, 10), st.integers(1, 12), st.integers(1, 5000))
-def test_the_first_queue_is_the_highest_that_covers_the_time(first: float, levels: int, prompt: int) -> None:
-    policy, job = mlfq(first_quantum_s=first, levels=levels), Job("a", 0, prompt)
-    level, seconds = policy.compute_first_level(job), job.predict_iteration_s(PROFILE)
-    assert policy.quanta[level] >= seconds * (1 - 1e-8) or level == levels - 1
-    assert level == 0 or policy.quanta[level - 1] < seconds
-
-
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=8), st.integers(1, 64))
 def test_enst_is_the_papers_double_sum(counts: list[int], batch: int) -> None:
     policy = mlfq(levels=len(counts), first_quantum_s=0.5, alpha_s=1e18)
