@@ -32,9 +32,10 @@ TOOLS = """\
 atheris==3.0.0 ; platform_machine == "x86_64" and python_version < "3.14"
 cyclonedx-bom>=7.5,<8
 """
-# pyproject.toml resolves for Linux and vLLM's Pythons only, so this condition is on every line and says nothing.
-EVERYWHERE = re.compile(r"python_full_version < '3\.15' and | and sys_platform == 'linux'")
-ONLY = re.compile(r" ; (python_full_version < '3\.15'|sys_platform == 'linux')(?=$| \\$)", re.MULTILINE)
+# pyproject.toml resolves for Linux, vLLM's Pythons and its machines only, so these conditions are on every line and say nothing.
+ALWAYS = r"(python_full_version < '3\.15'|sys_platform == 'linux'|platform_machine != 's390x')"
+EVERYWHERE = re.compile(f"{ALWAYS} and | and {ALWAYS}")
+ONLY = re.compile(rf" ; {ALWAYS}(?=$| \\$)", re.MULTILINE)
 
 
 def main() -> None:

@@ -114,7 +114,7 @@ def main() -> None:
         else:
             print(f"not signed: {KEY} names no key", file=sys.stderr)
     except (OSError, ValueError, BundleError, subprocess.CalledProcessError) as error:
-        hint = "fetch the release again" if given.command == "verify" else f"make dist {KEY}=FILE"
+        hint = "fetch the release again" if given.command == "verify" else f"correct the cause, then run make dist {KEY}=FILE"
         sys.exit(f"error: cannot {given.command} the release in {given.directory}: {error}\nhint: {hint}")
 
 
