@@ -103,16 +103,17 @@ style: $(STAMP)
 	$(BIN)/python tests/tools/prose.py
 
 types: $(STAMP) typing
-	cd build/typing && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../mypy -p coldstart -p benchmarks
+	cd build/typing && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../mypy -p coldstart -p benchmarks \
+		$(patsubst requirements/%.py,-m %,$(wildcard requirements/*.py))
 
 format: $(STAMP) ## Sort imports, fix what ruff can fix, and format all files.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-typing: ## Link the packages as they install, and the benchmarks, into build/typing, for mypy.
+typing: ## Link the packages as they install, the benchmarks and the scripts of requirements/, into build/typing, for mypy.
 	@rm -rf build/typing && mkdir -p build/typing/coldstart
 	@ln -s $(addprefix ../../../,$(filter-out %/__pycache__,$(wildcard coldstart/*)) artifacts commands) build/typing/coldstart/
-	@ln -s ../../benchmarks build/typing/benchmarks
+	@ln -s ../../benchmarks $(addprefix ../../,$(wildcard requirements/*.py)) build/typing/
 
 docs: $(STAMP) ## Build the documentation site in build/site; warnings are errors.
 	$(BIN)/python docs/_tools/stage.py

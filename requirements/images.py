@@ -26,8 +26,8 @@ ACCEPT = f"{oci.INDEX_TYPE}, {DOCKER}.list.v2+json, {oci.MANIFEST_TYPE}, {DOCKER
 def find_digest(image: str) -> str:
     """Return the digest of HOST/NAME:TAG. Raises BundleError."""
     place = oci_registry.parse_repository(image)
-    url = place.url("manifests", place.reference or "latest")
-    with place.session.ask("HEAD", url, headers={"Accept": ACCEPT}) as answer:
+    url = place.build_url("manifests", place.reference or "latest")
+    with place.session.request("HEAD", url, headers={"Accept": ACCEPT}) as answer:
         digest = answer.headers.get("Docker-Content-Digest", "")
         if answer.status != 200 or not DIGEST.fullmatch(digest):
             raise RemoteFailedError(f"{place.host} answered {answer.status} without a digest of {image}")

@@ -85,7 +85,7 @@ def verify(directory: Path, public: Path) -> None:
         (directory / SIGNATURE).read_bytes(), canonical.compute_digest(sums), {"release": key}
     ).is_trusted:
         raise ValueError(f"{SIGNATURE} is not of the key {public}")
-    listed = dict(reversed(line.split("  ", 1)) for line in sums.decode().splitlines())
+    listed = {line[66:]: line[:64] for line in sums.decode().splitlines()}
     found = {path.name for path in directory.iterdir()} - {SUMS, SIGNATURE}
     if found != listed.keys():
         raise ValueError(f"{SUMS} and the directory differ in {', '.join(sorted(found ^ listed.keys()))}")
@@ -114,7 +114,11 @@ def main() -> None:
         else:
             print(f"not signed: {KEY} names no key", file=sys.stderr)
     except (OSError, ValueError, BundleError, subprocess.CalledProcessError) as error:
-        hint = "fetch the release again" if given.command == "verify" else f"correct the cause, then run make dist {KEY}=FILE"
+        hint = (
+            "fetch the release again"
+            if given.command == "verify"
+            else f"correct the cause, then run make dist {KEY}=FILE"
+        )
         sys.exit(f"error: cannot {given.command} the release in {given.directory}: {error}\nhint: {hint}")
 
 
