@@ -37,6 +37,7 @@ class KvBlocks:
             order = f", {cache.stride()[1:]}" if cache.element_size() == 1 else ""
             named = f"{name} ({cache.device.type}, {shape}, {cache.dtype}{order})"
             self._layers[named] = blocks.view(torch.uint8)
+        self.layers = tuple(self._layers)
         devices = {cache.device for cache in caches.values()}
         if len(devices) != 1 or next(iter(devices)).type not in ("cpu", "cuda"):
             raise ValueError("the KV cache is not in the memory of the CPU or of one GPU")
@@ -44,10 +45,6 @@ class KvBlocks:
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         self._iteration: torch.cuda.Event | None = None
         self._copying = threading.Lock()
-
-    @property
-    def layers(self) -> tuple[str, ...]:
-        return tuple(self._layers)
 
     def get_block_bytes(self, layer: str) -> int:
         return int(self._layers[layer][0].numel())

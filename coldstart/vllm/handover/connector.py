@@ -275,14 +275,16 @@ class BlockTransfers:
         """Add the new pins, drop the ended pins, and start the loads that the scheduler announced for this iteration."""
         if metadata.pinned or metadata.loads:
             self._blocks.mark_iteration()
-        if metadata.pinned or metadata.ended_pins:
-            with self._announced:
-                self._held |= metadata.pinned
-                for pin in metadata.ended_pins:
-                    self._held.pop(pin, None)
-                self._announced.notify_all()
+        with self._announced:
+            self._held |= metadata.pinned
+            for pin in metadata.ended_pins:
+                self._held.pop(pin, None)
+            self._announced.notify_all()
         for load in metadata.loads:
-            threading.Thread(target=self._fetch, args=(load,), name="kv-handover", daemon=True).start()
+            try:
+                threading.Thread(target=self._fetch, args=(load,), name="kv-handover", daemon=True).start()
+            except RuntimeError as error:  # no thread is free
+                self._record_end(load, error)
 
     def _find_secret(self, pin: str) -> str | None:
         with self._announced:
@@ -327,10 +329,15 @@ class BlockTransfers:
             if self._staging is not None:
                 log.info("NIXL so far: %d layers, %d failures", self._staging.reads, self._staging.failures)
         except Exception as error:  # noqa: BLE001  the request must not wait forever, whatever failed
+            self._record_end(load, error)
+        else:
+            self._record_end(load)
+
+    def _record_end(self, load: KvLoad, error: Exception | None = None) -> None:
+        if error is not None:
             log.warning("cannot load the KV of a request, which is recomputed: %s", error)
-            with self._lock:
-                self._failed |= set(load.blocks)
         with self._lock:
+            self._failed |= set(load.blocks if error else ())
             self._finished.add(load.request_id)
 
     def pop_finished_requests(self) -> set[str]:

@@ -84,8 +84,7 @@ class SlotHolders:
         return len(self.active) + len(self.parked)
 
     def __iter__(self) -> Iterator[Request]:
-        yield from list(self.active)
-        yield from list(self.parked)
+        return iter([*self.active, *self.parked])
 
     def refresh(self) -> None:
         """Drop the requests that have finished, were preempted, or are waiting for more input."""

@@ -144,9 +144,8 @@ class PolicyScheduler(AsyncScheduler):
         report = model_runner_output.kv_connector_output
         if report is not None and report.finished_recving:
             self.placement.invalidate()
-            now = self.clock()
             for request_id in report.finished_recving & self._load_started_s.keys():
-                self.placement.reserve.add_load_time(now - self._load_started_s.pop(request_id))
+                self.placement.reserve.add_load_time(self.clock() - self._load_started_s.pop(request_id))
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def _can_reuse_decision(self, now: float) -> bool:
@@ -192,7 +191,10 @@ class PolicyScheduler(AsyncScheduler):
         if self.connector is not None:
             for request in self.picked_holding:
                 if request.status is LOADING and request.request_id not in self.fresh:
-                    self._record_load_start(request, now)
+                    self._load_started_s[request.request_id] = now
+                    self.connector.discard(request.request_id)
+                    self.fresh.add(request)
+                    self.counters.loads += 1
         if len(scheduled) != len(self.started.active):
             self.placement.invalidate()
         self._publish()
@@ -202,12 +204,6 @@ class PolicyScheduler(AsyncScheduler):
         scheduled = output.num_scheduled_tokens
         tokens = output.total_num_scheduled_tokens - sum(scheduled[r.request_id] for r in admitted)
         return tokens == others and not self.view.speculates and scheduled.keys().isdisjoint(self.fresh)
-
-    def _record_load_start(self, request: Request, now: float) -> None:
-        self._load_started_s[request.request_id] = now
-        self.connector.discard(request.request_id)
-        self.fresh.add(request)
-        self.counters.loads += 1
 
     def _record_service(self, request: Request, tokens: int, decode_s: float, now: float) -> None:
         job = self.jobs[request.request_id]

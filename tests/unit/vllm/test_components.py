@@ -20,6 +20,7 @@ from tools.raw_server import Asked, answer, answering
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.fallback import Fallback
+from coldstart.contract.handover import Pull
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.system.start_progress import KEY, LineReader, StartProgress
 from coldstart.vllm import compat, counting, stock
@@ -325,7 +326,7 @@ def test_a_transfer_ends_with_the_lease_of_its_pin() -> None:
     import torch
 
     from coldstart.vllm.handover.blocks import KvBlocks
-    from coldstart.vllm.handover.connector import BlockTransfers, HandoverMetadata, HeldBlocks
+    from coldstart.vllm.handover.connector import BlockTransfers, HandoverMetadata, HeldBlocks, KvLoad
     from coldstart.vllm.handover.wire import BlockQuery
 
     caches = {name: torch.arange(4 * 8, dtype=torch.uint8).view(4, 8) for name in ("layers.0", "layers.1")}
@@ -343,6 +344,10 @@ def test_a_transfer_ends_with_the_lease_of_its_pin() -> None:
         assert next(layers)[1] == expected
         copies.apply_metadata(HandoverMetadata(ended_pins={"pin"}))
         assert list(layers) == []
+        load = KvLoad("a", Pull("pin", SECRET, 2, "shape", ()), 0, (3, 0))
+        with patch("threading.Thread.start", side_effect=RuntimeError("can't start new thread")):
+            copies.apply_metadata(HandoverMetadata(loads=[load]))
+        assert (copies.pop_finished_requests(), copies.pop_failed_blocks()) == ({"a"}, {3, 0}), "recomputed"
     finally:
         copies.port.close()
 
