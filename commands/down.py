@@ -74,8 +74,8 @@ def _stop_servers(common: Common, model: str | None) -> Iterator["UpRecord"]:
 
     names = None if model is None else up_records.list_possible_model_names(model)
     for directory in up_records.list_directories(common.cache):
-        record = directory.read()
-        if record is not None and names is not None and names.isdisjoint((record.argument, record.path)):
+        record, last = directory.read(), directory.read_last()
+        if names is not None and (last is None or names.isdisjoint((last.argument, last.path))):
             continue
         if record is not None:
             up_records.stop_supervisor(record)

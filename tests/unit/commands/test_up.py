@@ -390,6 +390,9 @@ def test_up_after_one_that_was_killed_in_the_middle_starts_a_server(
     assert claimed.wait(60)
     killed.kill()
     killed.join()
+    directory.log.write_text("the last words of the killed server")
+    down("another-model")
+    assert directory.log.exists()
     outputs = bring_two_up(0, "--", *API_KEYS[1], lookups=(lookup, lookup))
     assert sum(f"process {killed.pid} has exited" in (output / "err").read_text() for output in outputs) == 1
     reports = [json.loads((output / "out").read_text()) for output in outputs]
