@@ -5,7 +5,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tools.examples import examples
 
-from coldstart.errors import UsageError
 from coldstart.lab.engine import EngineSimulator
 from coldstart.lab.traces import TraceRequest
 from coldstart.scheduling.profile import IterationProfile
@@ -134,7 +133,6 @@ def test_every_load_ends_with_every_token(
         assert record.due_s < record.first_token_s <= record.finished_s  # type: ignore[operator]
 
 
-def test_a_device_that_one_request_fills_is_an_error_where_the_scheduler_cannot_continue() -> None:
-    rows = [TraceRequest(0.0, prompt, 10) for prompt in (30, 30, 9, 30, 17)]
-    with pytest.raises(UsageError, match="skip-join-mlfq cannot resume any of"):
-        simulate(rows, "skip-join-mlfq", batch=4, device_blocks=3, strategy="recompute")
+def test_requests_that_fill_the_device_end() -> None:
+    rows = [TraceRequest(0.0, prompt, 10) for prompt in (30, 38, 9, 30, 17)]
+    simulate(rows, "skip-join-mlfq", batch=4, device_blocks=3, strategy="recompute")

@@ -145,17 +145,26 @@ class EngineView:
     # --- blocks, slots and tokens ---
 
     def count_needed_blocks(self, request: Request) -> int:
-        """Return the number of additional blocks that the request needs for all of its tokens and the next one."""
-        if request.status is not RUNNING:
-            if self._has_simple_layout and not request.num_computed_tokens and request.status is not LOADING:
-                # Equal to vLLM's number in a tenth of the time: the request has no blocks, and the prefix cache does not count.
-                return -(-int(request.num_tokens) // self.block_tokens) + self.watermark + 1
-            return int(self._engine._request_remaining_blocks(request)) + self.watermark + self.groups
-        if self.groups > 1 or self.speculates:
-            return int(self._engine._request_remaining_blocks(request)) + self.groups
-        # vLLM's number omits the next token, and one more block for each request would leave half of a small pool idle.
-        wanted = -(-count_tokens_after_flight(request) // self.block_tokens)
-        return max(0, wanted - self.count_blocks(request))
+        """Return the number of additional blocks that the request needs for all of its tokens and the next one.
+
+        It is at most the number of blocks in the pool that the request does not have, so that a request can fill the pool.
+        """
+        if request.status is RUNNING and self.groups == 1 and not self.speculates:
+            # vLLM's number omits the next token, and one more block for each request would leave half of a small pool idle.
+            wanted = -(-count_tokens_after_flight(request) // self.block_tokens)
+            needed = max(0, wanted - self.count_blocks(request))
+        elif (
+            request.num_computed_tokens or request.status in (RUNNING, LOADING) or not self._has_simple_layout
+        ):
+            needed = int(self._engine._request_remaining_blocks(request)) + self.groups
+        else:
+            # Equal to vLLM's number in a tenth of the time: the request has no blocks, and the prefix cache does not count.
+            needed = -(-int(request.num_tokens) // self.block_tokens) + 1
+        needed += self.watermark * (request.status is not RUNNING)
+        if needed <= self.free_blocks():
+            return needed
+        blocks = chain.from_iterable(self._manager.get_blocks(request.request_id).blocks)
+        return min(needed, self.capacity - sum(not block.is_null for block in blocks))
 
     def compute_max_blocks(self, request: Request) -> int:
         """Return an upper bound of the number of blocks that the request has when its next token is computed."""

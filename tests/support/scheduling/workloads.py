@@ -45,7 +45,7 @@ def parallelize(load: Load, seed: int, *, stages: int, tensor: int) -> Load:
 def random_load(seed: int) -> Load:
     random = Random(seed)
     load = Load(_random_shape(random))
-    longest = min(120, (load.shape.blocks - 2) * BLOCK - 2)
+    longest = min(120, (load.shape.blocks - 1) * BLOCK)
     stems = [[random.randrange(1000) for _ in range(random.randrange(4, 24))] for _ in range(2)]
     for number in range(random.randrange(2, 16)):
         stem = random.choice(stems) if random.random() < 0.4 else []
