@@ -22,9 +22,9 @@ from tools import tiny_models
 
 from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import server_process, template_pool
-from coldstart.launch.server import has_ended
 from coldstart.system.ipc import json_lines, peers
 from coldstart.system.ipc.json_lines import Channel
+from coldstart.system.proc.processes import await_readable
 from coldstart.vllm.engine import collection, server
 
 
@@ -92,7 +92,7 @@ def test_end_of_the_lease_ends_the_server_and_not_the_template(warm: template_po
     assert isinstance(forked, server_process.ForkedServer) and not is_gone(forked.pid)
     forked.connection.close()
     wait_until(lambda: is_gone(forked.pid))
-    assert not has_ended(start(warm, "serves").process, 0)
+    assert not await_readable(start(warm, "serves").process, timeout_s=0)
 
 
 def test_client_that_disconnects_at_once_leaves_no_server(warm: template_pool.RunningTemplate) -> None:
@@ -104,7 +104,7 @@ def test_client_that_disconnects_at_once_leaves_no_server(warm: template_pool.Ru
         os.close(reader)
         os.close(writer)
     wait_until(lambda: not next(iter(template_pool.list_templates())).servers)
-    assert not has_ended(start(warm, "serves").process, 0)
+    assert not await_readable(start(warm, "serves").process, timeout_s=0)
 
 
 def test_malformed_request_is_answered_with_an_error(warm: template_pool.RunningTemplate) -> None:
@@ -116,7 +116,7 @@ def test_malformed_request_is_answered_with_an_error(warm: template_pool.Running
             assert "JSON" in answer["error"] or "truncated" in answer["error"]
     with peers.connect(warm.socket):
         pass
-    assert not has_ended(start(warm, "serves").process, 0)
+    assert not await_readable(start(warm, "serves").process, timeout_s=0)
 
 
 def test_request_without_what_server_needs_ends_the_server_alone(warm: template_pool.RunningTemplate) -> None:
@@ -130,7 +130,7 @@ def test_request_without_what_server_needs_ends_the_server_alone(warm: template_
             send_request(client, request)
             answers = list(client.iterate_replies())
             assert answers[-1] == {"exit": 1}
-    assert not has_ended(start(warm, "serves").process, 0)
+    assert not await_readable(start(warm, "serves").process, timeout_s=0)
 
 
 def test_template_without_descriptors_reports_it_and_rests(warm: template_pool.RunningTemplate) -> None:
@@ -144,7 +144,7 @@ def test_template_without_descriptors_reports_it_and_rests(warm: template_pool.R
         waiting = [peers.connect(warm.socket) for _ in range(5)]
         assert busy_s(warm.pid, 0.5) < 0.25
         assert [one.recv(1) for one in waiting] == [b""] * 5
-    assert not has_ended(start(warm, "serves").process, 0)
+    assert not await_readable(start(warm, "serves").process, timeout_s=0)
 
 
 def test_sigterm_stops_the_template_and_its_servers(warm: template_pool.RunningTemplate) -> None:
