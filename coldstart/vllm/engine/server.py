@@ -270,7 +270,9 @@ def tolerate_early_exit(manager: Any) -> None:
 
 
 def fail_requests_at_shutdown(engine: Any) -> None:
-    """Make the shutdown of vLLM's engine fail the requests in progress. Call this in the event loop.
+    """Make the shutdown of vLLM's engine fail the requests in progress, and note in `died` whether the engine died before it.
+
+    Call this in the event loop.
 
     vLLM stops the engine process, and then cancels the task that reads its output. A request in progress would wait
     forever, and so would vLLM's server, which waits for that request. If the task first notices that the engine has
@@ -284,6 +286,7 @@ def fail_requests_at_shutdown(engine: Any) -> None:
         return not (record.exc_info and isinstance(record.exc_info[1], EngineDeadError))
 
     def shutdown(timeout: float | None = None) -> None:
+        vars(engine).setdefault("died", engine.errored)  # which a shutdown makes true
         logging.getLogger(type(engine).__module__).addFilter(is_other_error)
         stop(timeout=timeout)
         with suppress(RuntimeError):  # vLLM calls it again when the loop is closed
@@ -333,7 +336,7 @@ async def serve(args: Namespace, plan: LaunchPlan) -> int:
             shutdown = await build_and_serve(engine, address, sock, args, callback_notify=listening)
             for task in capturing:
                 task.cancel()
-        died = engine.errored
+        died = vars(engine).get("died", engine.errored)
     try:
         await shutdown
     finally:

@@ -121,9 +121,10 @@ def test_shutdown_fails_requests_without_a_traceback(handled: bool, caplog: pyte
     from vllm.v1.engine.exceptions import EngineDeadError
     from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 
-    log = logging.getLogger(AsyncLLM.__module__)
+    log, resources = logging.getLogger(AsyncLLM.__module__), SimpleNamespace(engine_dead=False)
 
     def end(timeout: float | None) -> None:
+        resources.engine_dead = True
         if handled:
             try:
                 raise EngineDeadError()
@@ -132,7 +133,8 @@ def test_shutdown_fails_requests_without_a_traceback(handled: bool, caplog: pyte
 
     async def work() -> None:
         engine = AsyncLLM.__new__(AsyncLLM)
-        engine.engine_core = SimpleNamespace(shutdown=end)  # type: ignore[assignment]
+        engine.engine_core = SimpleNamespace(shutdown=end, resources=resources)  # type: ignore[assignment]
+        engine.output_handler = None
         engine.output_processor = OutputProcessor(None, log_stats=False)
         waiting = RequestOutputCollector(RequestOutputKind.FINAL_ONLY, "0")
         engine.output_processor.request_states["0"] = SimpleNamespace(queue=waiting)  # type: ignore[assignment]
@@ -140,6 +142,8 @@ def test_shutdown_fails_requests_without_a_traceback(handled: bool, caplog: pyte
         await asyncio.get_running_loop().run_in_executor(None, partial(engine.shutdown, timeout=0))
         with pytest.raises(EngineDeadError):
             await asyncio.wait_for(waiting.get(), 10)
+        engine.shutdown(timeout=0)
+        assert engine.errored and not engine.died  # type: ignore[attr-defined]
         engine.engine_core = None  # type: ignore[assignment]
 
     known = list(log.filters)
