@@ -18,7 +18,7 @@ from coldstart.artifacts.net.origin import redact_url
 from coldstart.commands import _declared
 from coldstart.commands._completion import complete_model
 from coldstart.commands._declared import declare_settings, list_parameters, take_settings
-from coldstart.commands._output import Format, Output, Progress
+from coldstart.commands._output import Format, Output, Progress, require_writable
 
 from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
@@ -195,6 +195,8 @@ def _common(
     ] = False,
     cache_dir: Annotated[Path | None, _CACHE_DIR] = None,
 ) -> tuple[Output, bool, Cache]:
+    if output is not None:
+        require_writable(output)
     return Output(format, output, quiet, verbose, progress), offline, Cache.at(cache_dir)
 
 

@@ -35,6 +35,7 @@ OURS = ("--scheduler", "skip-join-mlfq")
         (("--", "--model", "o", "--revision=1"), "--model and --revision, which coldstart sets"),
         (("--", "--config=f.yaml"), "cannot read the file of vLLM's --config"),
         (("--ready-file", "/tmp"), "cannot write /tmp: it is a directory"),
+        (("--output", "/tmp"), "cannot write /tmp: it is a directory"),
         ((*OURS, "--oldest-share", "2"), "--oldest-share must be at least 0, at most 1, found 2.0"),
         (("--alpha", "1"), "cannot use --alpha with fcfs, which accepts only --batch;"),
     ],
