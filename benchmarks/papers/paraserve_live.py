@@ -6,34 +6,27 @@ docs/explanation/paraserve.md describes the proportions, which are those of Llam
 from __future__ import annotations
 
 import asyncio
-import os
-import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import cache, partial
 from itertools import pairwise, product
 from pathlib import Path
-from random import Random
 from shutil import copytree, ignore_patterns
 from statistics import fmean, median
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
 
 from benchmarks import llama
-from benchmarks.fleet.linked import LOCAL, Heard, LinkedFleet, linked_fleet, materialize
+from benchmarks.fleet.linked import Heard, LinkedFleet, linked_fleet, materialize
 from benchmarks.papers import Found, Rows, declare
 from coldstart.contract.arguments import Arguments
 from coldstart.fleet.live.deployments import build_deployment
 from coldstart.fleet.live.orders import build_rank_arguments
 from coldstart.fleet.specification import DeployOptions, FleetSettings, ServerSpec
 from coldstart.host.launches import Launch
-from coldstart.launch.completions import CompletionClient
 from coldstart.system.paths import Cache
-from coldstart.validate.launch import HOST, run_server
-from coldstart.validate.launchers import FRESH, ModelUnderTest, ServeLauncher
 from tests.support import range_server  # type: ignore[import-not-found]
 from tests.tools.memory import measure_memory_files, measure_private_bytes, watch_memory  # type: ignore[import-not-found]
 
@@ -242,34 +235,4 @@ async def choose(tpot_s: float) -> dict[str, Any]:
     return found | {"chosen": (launched.ranks, launched.full)}
 
 
-def tokens() -> Found:
-    """Greedy tokens of a pipeline of two ranks against those of one worker, by data type, compiled and eager."""
-    rows, details = Rows(), dict[str, list[int]]()
-    for dtype, flags in product(("float32", "bfloat16"), ((), ("--enforce-eager",))):
-        with TemporaryDirectory() as work:
-            answers = [generate_tokens(Path(work, str(ranks)), ranks, dtype, flags) for ranks in (1, RANKS)]
-        differ = [[a != b for a, b in zip(*stream, strict=True)] for stream in zip(*answers, strict=True)]
-        what = f"{dtype}, {'eager' if flags else 'compiled'}"
-        first = details[what] = sorted(each.index(True) + 1 for each in differ if any(each))
-        shown = f"{len(first)} of {len(differ)} streams with another token, first at {first or 'none'}"
-        rows.append((f"two ranks and one worker, {what}", "-", shown))
-    return rows, {"first_differences": details}
-
-
-def generate_tokens(work: Path, ranks: int, dtype: str, flags: Sequence[str]) -> list[list[int]]:
-    """Return the greedy tokens of tiny-llama after eight prompts, one at a time."""
-    memory = ("--max-model-len", "1024", "--kv-cache-memory-bytes", str(64 << 20))
-    words = (*memory, "--dtype", dtype, "--pipeline-parallel-size", str(ranks), *flags)
-    launcher = ServeLauncher(
-        ModelUnderTest("tiny-llama", "tiny-llama", words, ("--on-miss", "warn")), FRESH, work
-    )
-    random = Random(0)
-    prompts = [[random.randrange(10, 1900) for _ in range(length)] for length in range(20, 500, 60)]
-    os.environ |= LOCAL | {"OMP_NUM_THREADS": "1"}
-    with run_server(launcher, work / "run") as server:
-        client = CompletionClient(HOST, server.files.port)
-        client.await_first_token("a", deadline_s=time.monotonic() + 300, check=server.check_alive)
-        return [list(client.complete(prompt, BURST_TOKENS).tokens) for prompt in prompts]
-
-
-MEASURED = declare(figure13, figure14, links, tpot, tokens, kind="measured")
+MEASURED = declare(figure13, figure14, links, tpot, kind="measured")
