@@ -68,7 +68,9 @@ def _read(pid: int, place: str, overlap: int) -> Iterator[bytes]:
 def exhaust_descriptors(pid: int) -> Iterator[None]:
     """Make every new descriptor of process `pid` fail with EMFILE in this block."""
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    used = _settled(pid)
+    used = {
+        number for number in _settled(pid) if Path(f"/proc/{pid}/fd/{number}").is_symlink()
+    }  # not that of the listing
     lowest = next(number for number in range(len(used) + 1) if number not in used)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (lowest, before[1]))
     try:

@@ -8,10 +8,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.processes import exhaust_descriptors
 
 from coldstart.system.ipc import json_lines, peers
 from coldstart.system.ipc.json_lines import Channel, MalformedMessageError
@@ -101,18 +101,6 @@ def test_too_many_descriptors_are_refused(pair: Pair) -> None:
         server.receive_request()
 
 
-@contextmanager
-def no_descriptors_left() -> Iterator[None]:
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest = os.dup(0)
-    os.close(lowest)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-
 @pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_NOFILE)[0] <= 1024, reason="too few descriptors")
 def test_a_process_with_many_open_files_can_wait(pair: Pair) -> None:
     with Channel(socket.socket(fileno=fcntl.fcntl(pair[1], fcntl.F_DUPFD, 1024))) as server:
@@ -159,7 +147,7 @@ def test_clients_are_refused_without_descriptors(home: Path) -> None:
     with Listener(home / "socket") as listener:
         for _ in range(2):  # the reserve is restored
             with peers.connect(home / "socket") as client:
-                with no_descriptors_left():
+                with exhaust_descriptors(os.getpid()):
                     assert processes.await_readable(listener)
                     assert listener.accept() is None
                     assert not processes.await_readable(listener, timeout_s=0), "the loop would spin"

@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 from support.graphs.library import fake_cuda
-from support.processes import busy_s, exhaust_descriptors, wait_until
-from support.processes import has_ended as is_gone
+from support.processes import busy_s, exhaust_descriptors, has_ended, wait_until
 from tools import tiny_models
 
 from coldstart.contract.plan import LaunchPlan
@@ -89,9 +88,9 @@ def test_invalid_plan_is_refused_with_the_reason(
 
 def test_end_of_the_lease_ends_the_server_and_not_the_template(warm: template_pool.RunningTemplate) -> None:
     forked = start(warm, "serves").process
-    assert isinstance(forked, server_process.ForkedServer) and not is_gone(forked.pid)
+    assert isinstance(forked, server_process.ForkedServer) and not has_ended(forked.pid)
     forked.connection.close()
-    wait_until(lambda: is_gone(forked.pid))
+    wait_until(lambda: has_ended(forked.pid))
     assert not await_readable(start(warm, "serves").process, timeout_s=0)
 
 
@@ -152,7 +151,7 @@ def test_sigterm_stops_the_template_and_its_servers(warm: template_pool.RunningT
     assert warm.pid is not None
     os.kill(warm.pid, signal.SIGTERM)
     assert running.process.wait() == 137  # the template ended without reporting an exit status
-    wait_until(lambda: is_gone(running.process.pid))
+    wait_until(lambda: has_ended(running.process.pid))
     wait_until(lambda: not warm.socket.exists())
 
 
