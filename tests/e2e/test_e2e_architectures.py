@@ -15,6 +15,7 @@ from coldstart.artifacts.store import Store
 from support import plain_vllm
 from tools.machine import PROMPTS, Machine
 
+from benchmarks.common import load
 from benchmarks.start import real_model
 from coldstart.models import inspection, tiny
 
@@ -101,7 +102,7 @@ def model(machine: Machine) -> Path:
 @pytest.mark.vllm
 @pytest.mark.nightly
 def test_real_model_answers_as_transformers_when_served_from_a_bundle(machine: Machine, model: Path) -> None:
-    expected = [row["transformers"] for row in json.loads(real_model.RESULT.read_text())["prompts"]]
+    expected = [row["transformers"] for row in load("real-model-cpu")["prompts"]]
     machine.run("materialize", str(model), "--profile-seconds", "1", "--", *ARGS)
     with machine.serving(str(model), vllm=ARGS) as served:
         assert served.report["canary"] is True

@@ -1,6 +1,5 @@
 """The tutorial: its commands run in order on a new machine and print what the pages show, but for numbers and digests."""
 
-import json
 import re
 import shlex
 import shutil
@@ -99,10 +98,12 @@ def test_tutorial_prints_what_its_pages_show(fresh_machine: Machine) -> None:
             code, printed = terminal.run(command.replace(PORT, port))
             assert code == (3 if expected[0].startswith("error:") else 0), printed[-6000:]
             if command.startswith("curl"):
-                assert json.loads(printed).keys() == json.loads(expected[0]).keys()
+                keys = re.findall(r'"\w+":', expected[0])  # the page has the beginning of the answer
+                assert keys and keys == re.findall(r'"\w+":', printed)[: len(keys)]
                 continue
             shapes = {shape(line) for line in printed.splitlines()}
-            assert [line for line in expected if shape(line) not in shapes] == [], printed[-6000:]
+            lasting = [line for line in expected if "; now: " not in line]  # the others come each minute
+            assert [line for line in lasting if shape(line) not in shapes] == [], printed[-6000:]
 
 
 def test_doctor_prints_the_start_modes_that_the_first_page_explains(fresh_machine: Machine) -> None:

@@ -61,6 +61,7 @@ def test_up_again_finds_the_server_and_down_leaves_nothing(machine: Machine, up:
     assert nothing["servers"] == nothing["templates"] == []
 
 
+@pytest.mark.usefixtures("no_template")
 @pytest.mark.nightly
 def test_ctrl_c_ends_the_server_and_retains_the_template(machine: Machine, bundle: Any) -> None:
     words = ("up", "tiny-llama", "--port", str(find_free_port()), "--", *VLLM)
