@@ -74,7 +74,8 @@ def _stop_servers(common: Common, model: str | None) -> Iterator["UpRecord"]:
 
     names = None if model is None else up_records.list_possible_model_names(model)
     for directory in up_records.list_directories(common.cache):
-        record, last = directory.read(), directory.read_last()
+        record = directory.read()
+        last = record or directory.read_last()
         if names is not None and (last is None or names.isdisjoint((last.argument, last.path))):
             continue
         if record is not None:
