@@ -11,7 +11,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import ladder, planning
 from coldstart.launch.planning import ServeRequest
 from coldstart.launch.server import Server, stop_on_error, supervise
-from coldstart.system.proc.processes import await_readable
+from coldstart.system.ipc.peers import await_readable
 from coldstart.system.recording import record_timeline
 from coldstart.system.timeline import Timeline
 

@@ -31,10 +31,10 @@ from coldstart.launch import prepare, template_environment, template_pool
 from coldstart.launch.server_process import RestoredTemplate
 from coldstart.models import tiny
 from coldstart.system import fingerprint, paths, runtime
+from coldstart.system.ipc.peers import await_readable
 from coldstart.system.paths import Cache
 from coldstart.system.proc import processes
 from coldstart.system.proc.lifeline import die_with_parent
-from coldstart.system.proc.processes import await_readable
 from coldstart.system.snapshot import criu, criu_memory, runtime_image
 
 # Prefix of the directories of restored templates.

@@ -20,8 +20,8 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import LaunchRefusedError, UsageError
 from coldstart.launch import listening
 from coldstart.launch.server_process import SIGNAL_CHECK_S, ReadyServer, ServerProcess
+from coldstart.system.ipc.peers import await_readable
 from coldstart.system.proc import scratch
-from coldstart.system.proc.processes import await_readable
 
 STOP_TIMEOUT_S = 30.0
 

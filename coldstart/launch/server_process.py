@@ -24,8 +24,8 @@ from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.errors import CommandFailedError
 from coldstart.system import start_progress, timeline
 from coldstart.system.ipc import json_lines, peers
+from coldstart.system.ipc.peers import await_readable
 from coldstart.system.proc import exits, processes
-from coldstart.system.proc.processes import await_readable
 from coldstart.vllm.engine.rejection import StartFailure
 
 # Seconds within which a template must respond. Forking a large engine takes less than one second.

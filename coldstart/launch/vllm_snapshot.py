@@ -29,7 +29,7 @@ from coldstart.launch.planning import ServerStart
 from coldstart.launch.server_process import ReadyServer
 from coldstart.models.inspection import BundleLookup
 from coldstart.system import timeline
-from coldstart.system.proc.processes import await_readable
+from coldstart.system.ipc.peers import await_readable
 from coldstart.system.snapshot import runtime_image
 from coldstart.vllm import gpu_starts
 from coldstart.vllm.gpu_starts import Limit

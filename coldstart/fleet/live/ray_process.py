@@ -29,9 +29,9 @@ from coldstart.host.live.log import Log
 from coldstart.launch.server import end
 from coldstart.launch.server_process import ChildServer
 from coldstart.system.ipc.addresses import find_free_port
+from coldstart.system.ipc.peers import await_readable
 from coldstart.system.paths import Cache
 from coldstart.system.proc.lifeline import die_with_supervisor
-from coldstart.system.proc.processes import await_readable
 
 _LABEL_PREFIX = "coldstart-"
 _LABEL_FIELDS = ("memory", "network", "load", "devices")

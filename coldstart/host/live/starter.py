@@ -37,9 +37,9 @@ from coldstart.host.launches import WARN, Launch
 from coldstart.host.live.log import describe_failure
 from coldstart.host.tables import decode_arguments
 from coldstart.system.ipc import json_lines
+from coldstart.system.ipc.peers import await_readable
 from coldstart.system.proc import exits, processes
 from coldstart.system.proc.lifeline import die_with_parent, die_with_supervisor
-from coldstart.system.proc.processes import await_readable
 
 if TYPE_CHECKING:
     from coldstart.launch.planning import ServeRequest

@@ -16,7 +16,7 @@ from typing import Any
 
 from coldstart.contract.arguments import Arguments
 from coldstart.system.devices import parker
-from coldstart.system.proc.processes import await_readable
+from coldstart.system.ipc.peers import await_readable
 
 OLDEST_DRIVER = 570
 """Oldest driver with the functions that `parker` calls."""

@@ -18,8 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
-from coldstart.system.ipc.peers import PeerError
-from coldstart.system.proc.processes import await_readable
+from coldstart.system.ipc.peers import PeerError, await_readable
 
 MAX_LINE = 1 << 16
 MAX_REQUEST = 1 << 20

@@ -1,15 +1,20 @@
-"""Unix sockets that communicate only with processes of this user or root. This module imports only the standard library."""
+"""Unix sockets that communicate only with processes of this user or root, and waiting for descriptors.
+
+This module imports only the standard library.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import selectors
 import socket
 import struct
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 MAX_SOCKET_PATH_BYTES = 107
 """Maximum length of a Unix socket path in bytes."""
@@ -134,3 +139,14 @@ def connect(path: Path) -> socket.socket:
         client.close()
         raise PeerError(f"the server at {path} belongs to another user")
     return client
+
+
+def await_readable(*files: Any, timeout_s: float | None = None) -> list[Any]:
+    """Wait until a file has data or has ended, at most `timeout_s` seconds if given, and return the files that have.
+
+    `files` are descriptors or objects with a `fileno` method. Unlike `select.select`, a descriptor can be above 1,023.
+    """
+    with selectors.PollSelector() as selector:
+        for file in files:
+            selector.register(file, selectors.EVENT_READ)
+        return [key.fileobj for key, _ in selector.select(timeout_s)]

@@ -7,12 +7,12 @@ namespaces nor control group limits.
 from __future__ import annotations
 
 import os
-import selectors
 import signal
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+
+from coldstart.system.ipc.peers import await_readable
 
 
 def list_children(pid: int) -> tuple[int, ...]:
@@ -70,17 +70,6 @@ def terminate(pid: int, identity: str | None, *patience_s: float) -> None:
             await_readable(descriptor)
         finally:
             os.close(descriptor)
-
-
-def await_readable(*files: Any, timeout_s: float | None = None) -> list[Any]:
-    """Wait until a file has data or has ended, at most `timeout_s` seconds if given, and return the files that have.
-
-    `files` are descriptors or objects with a `fileno` method. Unlike `select.select`, a descriptor can be above 1,023.
-    """
-    with selectors.PollSelector() as selector:
-        for file in files:
-            selector.register(file, selectors.EVENT_READ)
-        return [key.fileobj for key, _ in selector.select(timeout_s)]
 
 
 def has_terminal() -> bool:

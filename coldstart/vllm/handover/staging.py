@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 import msgspec
 
 from coldstart.contract import environment
-from coldstart.system.proc.processes import await_readable
+from coldstart.system.ipc.peers import await_readable
 
 log = logging.getLogger("vllm.coldstart.handover")
 

@@ -30,10 +30,9 @@ from coldstart.contract import environment
 from coldstart.graphs.errors import DriverError
 from coldstart.system.ipc import peers
 from coldstart.system.ipc.json_lines import Channel, is_sealed
-from coldstart.system.ipc.peers import PeerError
+from coldstart.system.ipc.peers import PeerError, await_readable
 from coldstart.system.proc import shared_pages
 from coldstart.system.proc.mappings import Region, find_complete_pages
-from coldstart.system.proc.processes import await_readable
 from coldstart.system.proc.shared_pages import SEPARATE, Places
 from coldstart.vllm import compat
 

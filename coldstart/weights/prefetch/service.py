@@ -36,8 +36,8 @@ from coldstart.contract.weights import LimitedFetch
 from coldstart.system import timeline
 from coldstart.system.ipc import json_lines, peers
 from coldstart.system.ipc.json_lines import Channel
+from coldstart.system.ipc.peers import await_readable
 from coldstart.system.proc import processes
-from coldstart.system.proc.processes import await_readable
 from coldstart.weights.prefetch import PrefetchRefusedError
 from coldstart.weights.prefetch.fetcher import Fetcher
 from coldstart.weights.prefetch.rate_limits import FetchRateLimiter

@@ -170,7 +170,7 @@ def test_wrong_canary_causes_a_fresh_start_on_the_same_socket(
     (fallback,) = one.document()["fallbacks"]
     assert fallback["section"] == "canary" and mode in fallback["reason"]
     assert one.mode == "fresh" and one.document()["canary"] is None
-    assert not processes.await_readable(one.running.process, timeout_s=0)
+    assert not peers.await_readable(one.running.process, timeout_s=0)
 
 
 @pytest.mark.parametrize("mode", ["template-engine", "template-runtime"])
@@ -181,7 +181,7 @@ def test_start_falls_back_on_the_same_socket_when_a_forked_server_dies(
     for asked in (mode, "auto"):
         one = started(asked, vllm_args=Arguments(["dies-forked", "--uds", str(tmp_path / asked)]))
         (step,) = one.document()["fallbacks"]
-        assert one.mode == "fresh" and not processes.await_readable(one.running.process, timeout_s=0)
+        assert one.mode == "fresh" and not peers.await_readable(one.running.process, timeout_s=0)
         assert step["section"] == mode and "code 7 before it was ready" in step["reason"]
         assert one.document()["fast_path"]["mode"] is False
 

@@ -16,7 +16,6 @@ from support.processes import exhaust_descriptors
 from coldstart.system.ipc import json_lines, peers
 from coldstart.system.ipc.json_lines import Channel, MalformedMessageError
 from coldstart.system.ipc.peers import Listener, PeerError
-from coldstart.system.proc import processes
 
 Pair = tuple[Channel, Channel]
 
@@ -105,7 +104,7 @@ def test_too_many_descriptors_are_refused(pair: Pair) -> None:
 def test_a_process_with_many_open_files_can_wait(pair: Pair) -> None:
     with Channel(socket.socket(fileno=fcntl.fcntl(pair[1], fcntl.F_DUPFD, 1024))) as server:
         pair[0].send({"a": 1})
-        assert processes.await_readable(pair[1], server) == [pair[1], server]
+        assert peers.await_readable(pair[1], server) == [pair[1], server]
         assert server.receive_request() == {"a": 1}
 
 
@@ -148,9 +147,9 @@ def test_clients_are_refused_without_descriptors(home: Path) -> None:
         for _ in range(2):  # the reserve is restored
             with peers.connect(home / "socket") as client:
                 with exhaust_descriptors(os.getpid()):
-                    assert processes.await_readable(listener)
+                    assert peers.await_readable(listener)
                     assert listener.accept() is None
-                    assert not processes.await_readable(listener, timeout_s=0), "the loop would spin"
+                    assert not peers.await_readable(listener, timeout_s=0), "the loop would spin"
                 assert client.recv(1) == b"", "the client is told"
         with peers.connect(home / "socket"):
             accepted = listener.accept()

@@ -23,7 +23,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import server_process, template_pool
 from coldstart.system.ipc import json_lines, peers
 from coldstart.system.ipc.json_lines import Channel
-from coldstart.system.proc.processes import await_readable
+from coldstart.system.ipc.peers import await_readable
 from coldstart.vllm.engine import collection, server
 
 
