@@ -32,7 +32,7 @@ TOOLS = """\
 atheris==3.0.0 ; platform_machine == "x86_64" and python_version < "3.14"
 cyclonedx-bom>=7.5,<8
 """
-# pyproject.toml resolves for certain systems only, so these conditions are on every line and say nothing.
+# pyproject.toml resolves only for these systems, so uv writes the conditions on every line. They are left out.
 ALWAYS = r"(python_full_version < '3\.15'|sys_platform == 'linux'|platform_machine != 's390x')"
 EVERYWHERE = re.compile(f"{ALWAYS} and | and {ALWAYS}")
 ONLY = re.compile(rf" ; {ALWAYS}(?=$| \\$)", re.MULTILINE)

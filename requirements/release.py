@@ -85,7 +85,8 @@ def verify(directory: Path, public: Path) -> None:
         (directory / SIGNATURE).read_bytes(), canonical.compute_digest(sums), {"release": key}
     ).is_trusted:
         raise ValueError(f"{SIGNATURE} is not of the key {public}")
-    listed = {line[66:]: line[:64] for line in sums.decode().splitlines()}
+    lines = (line.split("  ", 1) for line in sums.decode().splitlines())
+    listed = {name: digest for digest, name in lines}
     found = {path.name for path in directory.iterdir()} - {SUMS, SIGNATURE}
     if found != listed.keys():
         raise ValueError(f"{SUMS} and the directory differ in {', '.join(sorted(found ^ listed.keys()))}")
