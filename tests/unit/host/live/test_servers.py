@@ -238,11 +238,12 @@ async def test_request_to_a_server_that_is_gone_was_not_sent(tmp_path: Path) -> 
 async def test_request_is_not_sent_when_its_server_ends_while_connecting() -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
         there = Upstream(full.getsockname())
-        # The kernel completes the first connections although nobody accepts them. The last request waits for its own.
+        # The kernel completes one or two connections, of any of the requests, although nobody accepts them.
         sending = [asyncio.create_task(there.request("POST", "/")) for _ in range(4)]
-        await wait_until(lambda: sending[0].done() and len(there.responses) == 4)
+        await wait_until(lambda: any(one.done() for one in sending) and len(there.responses) == 4)
         there.close()
-        assert isinstance((await asyncio.gather(*sending, return_exceptions=True))[-1], NothingSentError)
+        results = await asyncio.gather(*sending, return_exceptions=True)
+        assert any(isinstance(result, NothingSentError) for result in results)
 
 
 WHY = find_missing()
