@@ -44,10 +44,8 @@ def is_bundle(source: BundleSource, entry: oci.Descriptor) -> bool:
     if entry.artifact_type is not None or entry.media_type != oci.MANIFEST_TYPE:
         return entry.artifact_type == oci.BUNDLE_TYPE
     try:
-        return (
-            oci.parse_manifest(read_small_blob(source, entry, LIMITS.manifest_bytes)).artifact_type
-            == oci.BUNDLE_TYPE
-        )
+        manifest = oci.parse_manifest(read_small_blob(source, entry, LIMITS.manifest_bytes))
+        return manifest.artifact_type == oci.BUNDLE_TYPE
     except BundleError:
         return False  # An unreadable manifest may belong to another artifact.
 

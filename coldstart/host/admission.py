@@ -100,11 +100,9 @@ def _hide_paths(text: str) -> str:
 def shorten_error(error: str) -> str:
     """Return the first sentence of an error, without paths and URLs and with at most MAX_ERROR_CHARS characters."""
     sentence = _hide_paths(_SENTENCE_END.split(error.strip(), maxsplit=1)[0]).rstrip(".:; ")
-    return (
-        sentence
-        if len(sentence) <= MAX_ERROR_CHARS
-        else sentence[:MAX_ERROR_CHARS].rsplit(" ", 1)[0] + " ..."
-    )
+    if len(sentence) <= MAX_ERROR_CHARS:
+        return sentence
+    return sentence[:MAX_ERROR_CHARS].rsplit(" ", 1)[0] + " ..."
 
 
 def _estimate_wait_s(residents: Residents, agenda: Agenda, model: Model) -> float:

@@ -137,11 +137,9 @@ def ensure_tokenizer(model: ResolvedModel, *, offline: bool = False) -> Resolved
 
 def list_missing_files(model: ResolvedModel, *, weights: bool = True) -> list[str]:
     """Return the names of files that a start of a hub model would download, according to the cached files."""
-    return (
-        []
-        if model.repo_id is None or model.path is None
-        else hub.list_missing_files(model.path, weights=weights)
-    )
+    if model.repo_id is None or model.path is None:
+        return []
+    return hub.list_missing_files(model.path, weights=weights)
 
 
 def weight_files(directory: Path) -> list[Path]:

@@ -125,9 +125,6 @@ def _walk_entries(place: Path) -> Iterator[tuple[str, os.stat_result]]:
 
 def _fingerprint_entry(status: os.stat_result) -> list[int]:
     identity = [status.st_dev, status.st_ino, status.st_uid, status.st_mode]
-    # A directory's size and times change when an entry is added.
-    return (
-        identity
-        if stat.S_ISDIR(status.st_mode)
-        else [*identity, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
-    )
+    if stat.S_ISDIR(status.st_mode):
+        return identity  # a directory's size and times change when an entry is added
+    return [*identity, status.st_size, status.st_mtime_ns, status.st_ctime_ns]

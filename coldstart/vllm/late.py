@@ -1,6 +1,7 @@
-"""Run functions right after a module is imported, because vLLM loads plug-ins in processes that never import most modules.
+"""Change other packages' modules, for a while or right after their import.
 
-If a function does not find a name in the module, the failure is reported, and the import still succeeds.
+vLLM loads plug-ins in processes that never import most modules, so a plug-in changes a module when it is imported. If a name is
+not found in the module, the failure is reported, and the import still succeeds.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import importlib.util
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -33,6 +35,17 @@ def run_when_imported(name: str, work: Work, on_failure: Callable[[str], object]
         guarded(sys.modules[name])
     else:
         sys.meta_path.insert(0, _Finder(name, guarded))
+
+
+@contextmanager
+def replace_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Give an attribute of a module, class or object this value while this block runs."""
+    original = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
 
 
 class _Finder:

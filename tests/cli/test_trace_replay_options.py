@@ -18,52 +18,28 @@ KINDS = {
 }
 ALL = tuple(KINDS)
 MLFQ = "--scheduler skip-join-mlfq"
-# Options as typed, and the kinds in which they have an effect.
-EFFECTS = {
-    "--columns time=t,prompt=p,output=o": ALL,
-    "--speedup 2": ALL,
-    "--duration 1": ALL,
-    "--limit 1": ALL,
-    "--rate 1": ALL,
-    "--sweep 1,2 --slo ttft=1": ALL,
-    "--cv 2 --rate 1": ALL,
-    "--rounds 2": ("servers",),
-    "--rounds 2 --rate 1": ALL,
-    "--rounds 2 --sweep 1,2 --slo ttft=1": ALL,
-    "--seed 1": ("servers",),
-    "--seed 1 --rate 1": ALL,
-    "--seed 1 --models a,b --model-mapping zipf": ALL,
-    "--max-prompt 9": ("servers", "engine", "host"),
-    f"{PROFILE} --max-prompt 9": ("engine", "host", "fleet"),
-    "--max-output 9": ALL,
-    "--models a,b": ALL,
-    "--model-mapping zipf --models a,b": ALL,
-    "--target http://127.0.0.1:3": ("servers",),
-    "--model m": ("servers",),
-    "--timeout 9": ("servers",),
-    "--simulate": ("engine", "host", "fleet"),
-    PROFILE: ("engine", "host", "fleet"),
-    "--kv-blocks 9": ("engine",),
-    "--host two.toml": ("engine", "host"),
-    "--fleet two-fleet.toml": ("engine", "fleet"),
-    "--slo ttft=1": ALL,
-    MLFQ: ("engine",),
-    f"--scheduler fcfs {MLFQ} --scheduler deadline": ("engine",),
-    f"--alpha 1 --scheduler fcfs {MLFQ}": ("engine",),
-    f"--scheduler fcfs {MLFQ} --sweep 1,2 --slo ttft=1": ("engine",),
-    "--batch 2": ("engine",),
-    f"--quantum 1 {MLFQ}": ("engine",),
-    f"--eta 2 {MLFQ}": ("engine",),
-    f"--alpha 1 {MLFQ}": ("engine",),
-    f"--mlfq paper {MLFQ}": ("engine",),
-    f"--oldest-share 0.5 {MLFQ}": ("engine",),
-    f"--reserve 0.5 {MLFQ}": ("engine",),
-    "--deadline-factor 9 --scheduler deadline": ("engine",),
-    "--deadline-slo 9 --scheduler deadline": ("engine",),
-    f"--kv-strategy recompute {MLFQ}": ("engine",),
-    f"--kv-host-memory 1000 {MLFQ}": ("engine",),
-    "--export json": ALL,
-}
+# Options as typed, by the kinds in which they have an effect.
+BY_KINDS = {
+    ALL: [
+        "--columns time=t,prompt=p,output=o", "--speedup 2", "--duration 1", "--limit 1", "--rate 1", "--cv 2 --rate 1",
+        "--sweep 1,2 --slo ttft=1", "--rounds 2 --rate 1", "--rounds 2 --sweep 1,2 --slo ttft=1", "--seed 1 --rate 1",
+        "--seed 1 --models a,b --model-mapping zipf", "--max-output 9", "--models a,b", "--slo ttft=1", "--export json",
+        "--model-mapping zipf --models a,b",
+    ],
+    ("servers",): ["--rounds 2", "--seed 1", "--target http://127.0.0.1:3", "--model m", "--timeout 9"],
+    ("servers", "engine", "host"): ["--max-prompt 9"],
+    ("engine", "host", "fleet"): [f"{PROFILE} --max-prompt 9", "--simulate", PROFILE],
+    ("engine", "host"): ["--host two.toml"],
+    ("engine", "fleet"): ["--fleet two-fleet.toml"],
+    ("engine",): [
+        MLFQ, f"--scheduler fcfs {MLFQ} --scheduler deadline", f"--scheduler fcfs {MLFQ} --sweep 1,2 --slo ttft=1",
+        f"--alpha 1 --scheduler fcfs {MLFQ}", "--kv-blocks 9", "--batch 2", f"--quantum 1 {MLFQ}", f"--eta 2 {MLFQ}",
+        f"--alpha 1 {MLFQ}", f"--mlfq paper {MLFQ}", f"--oldest-share 0.5 {MLFQ}", f"--reserve 0.5 {MLFQ}",
+        "--deadline-factor 9 --scheduler deadline", "--deadline-slo 9 --scheduler deadline",
+        f"--kv-strategy recompute {MLFQ}", f"--kv-host-memory 1000 {MLFQ}",
+    ],
+}  # fmt: skip
+EFFECTS = {option: kinds for kinds, options in BY_KINDS.items() for option in options}
 # Options that have no effect beside others, or without them: kind, options, and the words of the error.
 BESIDE = [
     ("engine", "--cv 2", "--cv has no effect without --rate"),

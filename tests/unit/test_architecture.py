@@ -21,27 +21,12 @@ ROOT = Path(__file__).parents[2]
 DIRECTORIES = {"coldstart.artifacts": "artifacts", "coldstart.commands": "commands", "coldstart": "coldstart"}
 
 # From the lowest layer: a package imports packages of lower layers only.
-LAYERS: tuple[frozenset[str], ...] = tuple(
-    frozenset(layer.split())
-    for layer in (
-        "artifacts",
-        "errors",
-        "contract units",
-        "system",
-        "models",
-        "weights graphs scheduling",
-        "vllm",
-        "launch",
-        "materialize",
-        "validate",
-        "api",
-        "bench",
-        "host",
-        "fleet",
-        "lab",
-        "commands",
+LAYERS = [
+    frozenset(layer.split()) for layer in (
+        "artifacts", "errors", "contract units", "system", "models", "weights graphs scheduling", "vllm", "launch",
+        "materialize", "validate", "api", "bench", "host", "fleet", "lab", "commands",
     )
-)
+]  # fmt: skip
 # External modules that a package must not import.
 FOREIGN = {
     "artifacts": ("torch", "vllm", "typer"),

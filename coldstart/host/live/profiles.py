@@ -44,11 +44,9 @@ def look_up_bundle(launch: Launch, cache: Cache, *, offline: bool) -> BundleLook
         revision=launch.revision,
         accepts=accept_any if launch.untrusted else None,
     )
-    return (
-        found.accept_nearest_without_weights()
-        if launch.weights_from and not found.model.weight_files
-        else found
-    )
+    if launch.weights_from and not found.model.weight_files:
+        return found.accept_nearest_without_weights()
+    return found
 
 
 def read_bundle_arguments(launch: Launch, cache: Cache, *, offline: bool) -> tuple[Arguments, str]:

@@ -110,11 +110,8 @@ def _read_mapped_chunk(address: int) -> int:
 
 def move_to_memory_file(regions: Iterable[Region]) -> tuple[int, Places]:
     """Move regions into a new sealed file. Return its descriptor and each region's range in the file. Raises OSError."""
-    descriptor, places, end = (
-        os.memfd_create("coldstart-shared", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING),
-        {},
-        0,
-    )
+    descriptor = os.memfd_create("coldstart-shared", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    places, end = Places(), 0
     try:
         for region in regions:  # one after the other, so that only one is there twice
             data = (ctypes.c_char * region.size).from_address(region.address)

@@ -15,7 +15,7 @@ from threading import Thread
 from typing import Any
 
 from coldstart.system import timeline
-from coldstart.vllm import compat
+from coldstart.vllm import compat, late
 
 _ENTRY = "vllm.entrypoints.launchers.api_server.entry"
 # Supported tasks of most generative models. For other tasks, vLLM builds the application itself.
@@ -89,8 +89,5 @@ class EarlyApplication:
                     return self._application
             return build(args, supported_tasks, model_config)
 
-        entry.build_app = build_app
-        try:
+        with late.replace_attribute(entry, "build_app", build_app):
             yield
-        finally:
-            entry.build_app = build

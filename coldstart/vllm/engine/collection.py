@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -51,6 +52,19 @@ def resume_collections() -> None:
         gc.collect()
         gc.freeze()
         gc.enable()
+
+
+@contextmanager
+def skip_collections() -> Iterator[None]:
+    """Skip all garbage collections, and leave frozen objects frozen, while this block runs in a warm engine."""
+    was_enabled = gc.isenabled()
+    postpone_collections()
+    try:
+        yield
+    finally:
+        _restore()
+        if was_enabled:
+            gc.enable()
 
 
 def _hook_core() -> bool:

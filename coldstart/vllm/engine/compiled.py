@@ -115,11 +115,8 @@ def pickle_functions_by_code() -> Iterator[None]:
         parts = (obj.__code__, module, obj.__qualname__, obj.__defaults__, obj.__closure__)
         return type(self)._unpickle_nested_function, parts
 
-    AOTCompilePickler.reducer_override = reducer_override
-    try:
+    with late.replace_attribute(AOTCompilePickler, "reducer_override", reducer_override):
         yield
-    finally:
-        AOTCompilePickler.reducer_override = original
 
 
 def _is_found(function: Any) -> bool:

@@ -12,6 +12,7 @@ runs the model with dummy inputs whose KV slots vLLM sets to -1, so it does not 
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,8 @@ from typing import Any
 
 from coldstart.contract.graphs import CAPTURE_NEXT
 from coldstart.system import timeline
-from coldstart.vllm import sleep
+from coldstart.vllm import late, sleep
+from coldstart.vllm.engine import collection
 from coldstart.vllm.graphs.hooks import log
 
 ALL_BEFORE = "vLLM captures all CUDA graphs before the server is ready"
@@ -30,62 +32,29 @@ CaptureItem = tuple[Any, Any]
 """Mode and batch descriptor of one graph."""
 
 
-class CaptureList:
-    """List of the graphs that vLLM's CudaGraphManager (v1/worker/gpu) captures and dispatches."""
-
-    def __init__(self, manager: Any) -> None:
-        self._manager, self._all = manager, {key: list(rows) for key, rows in manager._candidates.items()}
-        self._hidden = set[Any]()
-
-    def list_items(self) -> list[CaptureItem]:
-        """Return all graphs that vLLM would capture, in vLLM's order."""
-        return [(mode, one) for mode, rows in self._manager._capture_descs.items() for one in rows]
-
-    def hide(self, item: CaptureItem) -> None:
-        """Exclude a graph from dispatch, and delete it if it was captured."""
-        self._hidden.add(item[1])
-        self._draw()
-        self._manager.graphs.pop(item[1], None)
-
-    def show(self, item: CaptureItem) -> None:
-        self._hidden.discard(item[1])
-        self._draw()
-
-    def _draw(self) -> None:
-        """Let vLLM dispatch all graphs that are not hidden, in vLLM's order."""
-        rows = {key: [d for d in every if d not in self._hidden] for key, every in self._all.items()}
-        self._manager._candidates = rows
-
-    @contextmanager
-    def limit_capture(self, items: Sequence[CaptureItem]) -> Iterator[None]:
-        """Make vLLM capture only `items` while this block runs."""
-        saved, self._manager._capture_descs = self._manager._capture_descs, _by_mode(items)
-        try:
-            yield
-        finally:
-            self._manager._capture_descs = saved
-
-
 def find_incompatibility(runner: Any) -> str | None:
     """Return the reason why the graph capture of this runner cannot be deferred, or None if it can."""
     config = runner.vllm_config
-    if config.speculative_config is not None:
-        return "the draft model has its own graphs"
-    if config.model_config.is_hybrid or config.model_config.is_attention_free:
-        return "a dummy run can write the state of a Mamba layer"
-    if config.model_config.is_multimodal_model:
-        return "the multimodal encoder has its own graphs"
-    if getattr(runner, "cudagraph_manager", None) is None:
-        return "this engine uses vLLM's model runner V1"
-    return None
+    model, monitor = config.model_config, config.observability_config.jit_monitor_mode
+    reasons = {
+        "the draft model has its own graphs": config.speculative_config is not None,
+        "a capture unloads the LoRA adapters of requests": config.lora_config is not None,
+        "engines take their steps together": config.parallel_config.data_parallel_size > 1,
+        "--jit-monitor-mode=error refuses kernels of sizes without a graph": monitor == "error",
+        "a dummy run can write the state of a Mamba layer": model.is_hybrid or model.is_attention_free,
+        "the multimodal encoder has its own graphs": model.is_multimodal_model,
+        "this engine uses vLLM's model runner V1": getattr(runner, "cudagraph_manager", None) is None,
+    }
+    return next((reason for reason, applies in reasons.items() if applies), None)
 
 
 class DeferredCapture:
-    """Capture session that captures the first sizes before the server is ready, and one more size per `capture_next` call."""
+    """Limits vLLM's CudaGraphManager to the first sizes before the server is ready, and one more per `capture_next` call."""
 
     def __init__(self) -> None:
-        self._waiting, self._captured = list[CaptureItem](), list[CaptureItem]()
-        self._sizes: CaptureList | None = None
+        self._waiting, self._captured, self._hidden = list[CaptureItem](), list[CaptureItem](), set[Any]()
+        self._manager: Any = None
+        self._candidates: dict[Any, list[Any]] = {}
         self._own: Callable[[], Any] = lambda: None
         self.fallbacks: dict[str, str] = {}
 
@@ -94,13 +63,12 @@ class DeferredCapture:
         if reason := find_incompatibility(runner):
             self.fallbacks["*"] = f"{ALL_BEFORE}: {reason}"
             return capture()
-        self._sizes = found = CaptureList(runner.cudagraph_manager)
-        self._own = capture
-        first, self._waiting = split_items(found.list_items())
-        for item in self._waiting:
-            found.hide(item)
-        with found.limit_capture(first):
-            return capture()
+        self._manager, self._own = runner.cudagraph_manager, capture
+        self._candidates = self._manager._candidates
+        every = self._manager._capture_descs.items()
+        first, self._waiting = split_items([(mode, one) for mode, rows in every for one in rows])
+        self._hide({one for _, one in self._waiting})
+        return self._capture(first)
 
     def capture_next(self, all_captured: bool) -> dict[str, Any]:
         """Make the last captured graph visible if all ranks captured it, else drop it and all later graphs. Capture the next.
@@ -108,29 +76,59 @@ class DeferredCapture:
         Return `left`, the number of graphs that are not visible yet, and `error`, the reason why a capture failed. If the
         engine is `asleep`, do nothing, because a capture would access unmapped memory.
         """
-        if self._sizes is None:
-            return {"left": 0, "error": None}
+        report: dict[str, Any] = {"error": None}
         if sleep.is_memory_unmapped():
-            return {"left": len(self._waiting) + len(self._captured), "error": None, "asleep": True}
-        for item in self._captured:
-            (self._sizes.show if all_captured else self._sizes.hide)(item)
-        self._captured.clear()
-        if not all_captured:
-            self._waiting.clear()
-        error = self._capture(self._sizes, self._waiting.pop(0)) if self._waiting else None
-        return {"left": len(self._waiting) + len(self._captured), "error": error}
+            report["asleep"] = True
+        elif self._manager is not None:
+            if not all_captured:
+                self._waiting.clear()
+            self._hide(self._hidden - {one for _, one in self._captured if all_captured})
+            self._captured.clear()
+            if self._waiting:
+                report["error"] = self._capture_beside_requests(self._waiting.pop(0))
+        return {"left": len(self._waiting) + len(self._captured), **report}
 
-    def _capture(self, sizes: CaptureList, item: CaptureItem) -> str | None:
-        with timeline.measure("capture a CUDA graph", track="engine"):
-            try:
-                with sizes.limit_capture([item]):
-                    self._own()
-            except Exception as error:  # noqa: BLE001 - out of memory or an error of a kernel: the server runs on without it
-                sizes.hide(item)
-                log.warning("cannot capture %s: %s", item, error)
-                return f"{type(error).__name__}: {error}"
+    def _hide(self, hidden: set[Any]) -> None:
+        """Let vLLM dispatch all graphs except these, in vLLM's order. Delete those of them that were captured."""
+        self._hidden, every = hidden, self._candidates.items()
+        self._manager._candidates = {key: [one for one in rows if one not in hidden] for key, rows in every}
+        for one in hidden:
+            self._manager.graphs.pop(one, None)
+
+    def _capture(self, items: Sequence[CaptureItem]) -> Any:
+        """Run vLLM's `capture` for these graphs only."""
+        with late.replace_attribute(self._manager, "_capture_descs", _by_mode(items)):
+            return self._own()
+
+    def _capture_beside_requests(self, item: CaptureItem) -> str | None:
+        try:
+            with timeline.measure("capture a CUDA graph", track="engine"), _protect_requests():
+                self._capture([item])
+        except Exception as error:  # noqa: BLE001 - out of memory or an error of a kernel: the server runs on without it
+            self._hide(self._hidden)
+            log.warning("cannot capture %s: %s", item, error)
+            return f"{type(error).__name__}: {error}"
         self._captured.append(item)
         return None
+
+
+@contextmanager
+def _protect_requests() -> Iterator[None]:
+    """Make vLLM's capture, which expects an engine without requests, safe beside them while this block runs.
+
+    Garbage is not collected: vLLM would unfreeze the heap, and scan it twice for each graph. Only the capturing thread is kept
+    from calls that a capture forbids, because other threads wait for the outputs of steps. The device is idle before and
+    after: the warm-up writes to buffers that a step may still read, and vLLM leaves its capture stream without waiting.
+    """
+    import torch
+
+    capture = functools.partial(torch.cuda.graph, capture_error_mode="thread_local")
+    torch.cuda.synchronize()
+    try:
+        with late.replace_attribute(torch.cuda, "graph", capture), collection.skip_collections():
+            yield
+    finally:
+        torch.cuda.synchronize()
 
 
 def split_items(items: Sequence[CaptureItem]) -> tuple[list[CaptureItem], list[CaptureItem]]:

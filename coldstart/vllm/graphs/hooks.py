@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from coldstart.graphs.errors import GraphRefusedError
-from coldstart.vllm import compat
+from coldstart.vllm import compat, late
 
 log = logging.getLogger("vllm.coldstart.graphs")
 MODULE = "vllm.v1.worker.gpu.cudagraph_utils"
@@ -85,11 +85,8 @@ def replace_capture(runner: Any, replacement: CaptureReplacement) -> Iterator[No
             listed = (d for rows in self._capture_descs.values() for d in rows)
             replacement({build_graph_key(d): d for d in listed if is_full_graph(d)}, create_forward_fn, own)
 
-    kind.capture = capture
-    try:
+    with late.replace_attribute(kind, "capture", capture):
         yield
-    finally:
-        kind.capture = original
 
 
 def capture_unrestored(

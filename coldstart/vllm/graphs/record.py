@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from coldstart.graphs.cuda.modules import ModuleLog, ModuleWatch
 from coldstart.graphs.errors import GraphError, GraphRefusedError
 from coldstart.graphs.torch_framework import TorchFramework, define_kept_class
 from coldstart.system.devices import nvml
+from coldstart.vllm import late
 from coldstart.vllm.graphs.hooks import build_graph_key, check_runner, is_full_graph, log
 from coldstart.vllm.graphs.names import name_runner_tensors
 
@@ -101,14 +102,8 @@ def create_framework(
     return TorchFramework(driver, tensors, sizes, find_captured, pool)
 
 
-@contextmanager
-def keep_captured_graphs() -> Iterator[None]:
-    """Make torch keep the raw graphs that vLLM captures while this block runs."""
+def keep_captured_graphs() -> AbstractContextManager[None]:
+    """Return a context manager that makes torch keep the raw graphs that vLLM captures in its block."""
     import torch
 
-    plain = torch.cuda.CUDAGraph
-    torch.cuda.CUDAGraph = define_kept_class(plain)
-    try:
-        yield
-    finally:
-        torch.cuda.CUDAGraph = plain
+    return late.replace_attribute(torch.cuda, "CUDAGraph", define_kept_class(torch.cuda.CUDAGraph))

@@ -34,7 +34,7 @@ from coldstart.system.ipc.peers import PeerError, await_readable
 from coldstart.system.proc import shared_pages
 from coldstart.system.proc.mappings import Region, find_complete_pages
 from coldstart.system.proc.shared_pages import SEPARATE, Places
-from coldstart.vllm import compat
+from coldstart.vllm import compat, late
 
 if TYPE_CHECKING:
     from coldstart.vllm.sleep.device import ExportableMemory
@@ -204,11 +204,8 @@ class ReceivedGpuWeights:
             if parameter is not None and _is_shareable(module, parameter):
                 parameter.data = parameter.data.new_empty(1).expand(parameter.shape)
 
-        torch.nn.Module.register_parameter = register
-        try:
+        with late.replace_attribute(torch.nn.Module, "register_parameter", register):
             yield
-        finally:
-            torch.nn.Module.register_parameter = original
 
     def watch(
         self, model: torch.nn.Module, names: Iterable[str], tensors: Iterable[Loaded]
@@ -350,8 +347,5 @@ def _watch_packing(sharer: OfferedRankWeights | ReceivedRankWeights) -> Iterator
         if layer.weight is not weight:
             weight.data = torch.empty(0)  # the model's loader may still refer to it
 
-    utils.dispatch_cpu_unquantized_gemm = dispatch
-    try:
+    with late.replace_attribute(utils, "dispatch_cpu_unquantized_gemm", dispatch):
         yield
-    finally:
-        utils.dispatch_cpu_unquantized_gemm = original

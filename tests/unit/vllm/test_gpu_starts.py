@@ -18,34 +18,16 @@ from coldstart.vllm.graphs import kv_plan, plugin
 
 REPOSITORY, COMMIT = "org/tiny", "0123456789abcdef0123456789abcdef01234567"
 
-LIMITED: dict[str, list[str]] = {
-    "tensor parallel": ["-tp", "2"],
-    "pipeline parallel": ["--pipeline-parallel-size=2"],
-    "data parallel": ["--data-parallel-size", "2"],
-    "prefill context parallel": ["-pcp", "2"],
-    "several processes": ["--api-server-count", "2"],
-    "grpc": ["--grpc"],
-    "headless": ["--headless"],
-    "key": ["--api-key", "k"],
-    "socket": ["--uds", "/tmp/s"],
-    "middleware": ["--middleware", "a.b"],
-    "tls key": ["--ssl-keyfile", "k"],
-    "tls": ["--ssl-certfile", "c"],
-    "tls authority": ["--ssl-ca-certs", "c"],
-    "tls refresh": ["--enable-ssl-refresh"],
-    "tls ciphers": ["--ssl-ciphers", "c"],
-    "logits": ["--logprobs-mode", "raw_logits"],
-    "processed logits": ["--logprobs-mode=processed_logits"],
-    "draft": ["--speculative-config", '{"model": "m"}'],
-}
-FREE: dict[str, list[str]] = {
-    "nothing": [],
-    "one rank": ["--tensor-parallel-size", "1"],
-    "one process": ["--api-server-count", "1"],
-    "log probabilities": ["--logprobs-mode", "processed_logprobs"],
-    "address": ["--host", "127.0.0.1", "--port", "9"],
-    "engine": ["--max-model-len", "1k", "--enable-sleep-mode", "--served-model-name", "a", "b"],
-}
+LIMITED = [
+    "-tp 2", "--pipeline-parallel-size=2", "--data-parallel-size 2", "-pcp 2", "--api-server-count 2", "--grpc", "--headless",
+    "--api-key k", "--uds /tmp/s", "--middleware a.b", "--ssl-keyfile k", "--ssl-certfile c", "--ssl-ca-certs c",
+    "--enable-ssl-refresh", "--ssl-ciphers c", "--logprobs-mode raw_logits", "--logprobs-mode=processed_logits",
+    '--speculative-config {"model":"m"}',
+]  # fmt: skip
+FREE = [
+    "", "--tensor-parallel-size 1", "--api-server-count 1", "--logprobs-mode processed_logprobs", "--host 127.0.0.1 --port 9",
+    "--max-model-len 1k --enable-sleep-mode --served-model-name a b",
+]  # fmt: skip
 
 # Parse each line with vLLM's own parser, and check it with vLLM's own checks.
 VLLM = """
@@ -92,8 +74,8 @@ def _engine(words: list[str]) -> list[str]:
 def _lines() -> dict[str, list[str]]:
     """Return the words of each command after the interpreter and the module, or after the program."""
     create = {
-        name: gpu_starts.build_create_command(Path("/s"), _engine(words))[3:]
-        for name, words in (LIMITED | FREE).items()
+        options: gpu_starts.build_create_command(Path("/s"), _engine(options.split()))[3:]
+        for options in (*LIMITED, *FREE)
     }
     return create | {
         "no commit": ["snapshot", "create", REPOSITORY, "--snapshot-dir", "/s"],
@@ -113,18 +95,16 @@ def test_vllm_parses_our_command_lines_and_has_our_limits() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     verdicts = dict(zip(lines, json.loads(done.stdout.splitlines()[-1]), strict=True))
-    for name, words in (LIMITED | FREE).items():
-        ours = gpu_starts.find_snapshot_limit(Arguments(words), REPOSITORY, COMMIT, {})
-        assert ("error" in verdicts[name]) == (ours is not None) == (name in LIMITED), (
-            name,
-            verdicts[name],
-            ours,
-        )
+    for options in (*LIMITED, *FREE):
+        ours = gpu_starts.find_snapshot_limit(Arguments(options.split()), REPOSITORY, COMMIT, {})
+        verdict = verdicts[options]
+        assert ("error" in verdict) == (ours is not None) == (options in LIMITED), (options, verdict, ours)
         assert ours is None or all(ours)
     assert "error" in verdicts["no commit"]
-    for name, words in FREE.items():
-        expected = {"directory": "/s", "model": REPOSITORY, "revision": COMMIT, "engine": _engine(words)}
-        assert verdicts[name] == expected
+    for options in FREE:
+        engine = _engine(options.split())
+        expected = {"directory": "/s", "model": REPOSITORY, "revision": COMMIT, "engine": engine}
+        assert verdicts[options] == expected
     assert verdicts["restore"] == {"directory": "/s", "host": "127.0.0.1", "port": 9}
     assert verdicts["preload"] == {"directory": "/d", "model": "/m"}
 

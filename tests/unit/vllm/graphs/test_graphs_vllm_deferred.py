@@ -1,6 +1,7 @@
 """Deferred capture with vLLM's own dispatch, on the simulator: every size before and after its capture."""
 
 import asyncio
+import gc
 import importlib.util
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,19 @@ SIZES = (1, 2, 4, 8, 16, 24, 32)
 LATER = (16, 24)
 
 
+@pytest.fixture(autouse=True)
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Replace what a capture calls of torch on a GPU, and return those calls."""
+    import torch
+
+    calls = list[str]()
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append("wait"))
+    monkeypatch.setattr(
+        torch.cuda, "graph", lambda capture_error_mode="global": calls.append(capture_error_mode)
+    )
+    return calls
+
+
 class Runner:
     """A runner with vLLM's CudaGraphManager and the simulator's graphs: it captures what vLLM lists, and runs its dispatch."""
 
@@ -34,6 +48,8 @@ class Runner:
         model_config = SimpleNamespace(is_hybrid=False, is_attention_free=False, is_multimodal_model=False)
         self.vllm_config: Any = SimpleNamespace(
             speculative_config=None, num_speculative_tokens=0, lora_config=None, model_config=model_config,
+            parallel_config=SimpleNamespace(data_parallel_size=1),
+            observability_config=SimpleNamespace(jit_monitor_mode="warn"),
             scheduler_config=SimpleNamespace(max_num_seqs=max(SIZES)),
             cache_config=SimpleNamespace(use_kda_recoverssm=False),
             compilation_config=SimpleNamespace(
@@ -61,12 +77,17 @@ class Runner:
         manager._init_candidates()
 
     def capture_model(self) -> int:
-        for mode, rows in self.cudagraph_manager._capture_descs.items():
-            for row in rows:
-                if row.num_tokens == self.broken:
-                    raise RuntimeError("out of memory")
-                self.held[mode, row] = self.model.capture(f"decode:{row.num_tokens}")
-                self.order.append((mode.name, row.num_tokens))
+        import torch
+        from vllm.utils.gc_utils import freeze_gc_for_cudagraph_capture
+
+        with freeze_gc_for_cudagraph_capture():
+            for mode, rows in self.cudagraph_manager._capture_descs.items():
+                for row in rows:
+                    torch.cuda.graph()  # type: ignore[call-arg]
+                    if row.num_tokens == self.broken:
+                        raise RuntimeError("out of memory")
+                    self.held[mode, row] = self.model.capture(f"decode:{row.num_tokens}")
+                    self.order.append((mode.name, row.num_tokens))
         return 0
 
     def run(self, size: int, *, decode: bool) -> tuple[str, bytes]:
@@ -140,6 +161,26 @@ def test_failed_capture_leaves_its_size_eager_in_all_ranks() -> None:
         assert {size: written for size, (_, written) in modes.items()} == wanted
 
 
+@pytest.mark.parametrize("broken", [0, LATER[0]])
+def test_later_capture_leaves_the_heap_and_other_threads_alone(calls: list[str], broken: int) -> None:
+    import torch
+
+    runner, deferral = Runner("FULL_DECODE_ONLY", broken), DeferredCapture()
+    deferral.run(runner, runner.capture_model)
+    assert calls == ["global"] * len(runner.order)
+    calls.clear()
+    gc.freeze()
+    try:
+        report = deferral.capture_next(True)
+        assert gc.isenabled() and gc.get_freeze_count()
+    finally:
+        gc.unfreeze()
+    assert calls == ["wait", "thread_local", "wait"]
+    assert (report["error"] or "").endswith("out of memory" if broken else "")
+    torch.cuda.graph()  # type: ignore[call-arg]
+    assert calls[-1] == "global"
+
+
 class Engine:
     """The engine of a server, with these ranks and requests that end after so many looks."""
 
@@ -197,10 +238,24 @@ def test_server_survives_an_engine_that_dies(monkeypatch: pytest.MonkeyPatch) ->
     assert len(said) == 1 and "cannot capture more CUDA graphs" in said[0]
 
 
-@pytest.mark.parametrize("name", ["is_hybrid", "is_attention_free", "is_multimodal_model"])
-def test_model_whose_dummy_runs_are_not_safe_captures_all_before(name: str) -> None:
+@pytest.mark.parametrize(
+    ("where", "name", "value"),
+    [
+        ("model_config", "is_hybrid", True),
+        ("model_config", "is_attention_free", True),
+        ("model_config", "is_multimodal_model", True),
+        ("parallel_config", "data_parallel_size", 2),
+        ("observability_config", "jit_monitor_mode", "error"),
+        (None, "lora_config", object()),
+        (None, "speculative_config", object()),
+    ],
+)
+def test_what_a_later_capture_would_disturb_captures_all_before(
+    where: str | None, name: str, value: Any
+) -> None:
     runner, deferral = Runner("FULL_DECODE_ONLY"), DeferredCapture()
-    setattr(runner.vllm_config.model_config, name, True)
+    config = runner.vllm_config
+    setattr(getattr(config, where) if where else config, name, value)
     deferral.run(runner, runner.capture_model)
     assert len(runner.held) == len(SIZES) and "before the server is ready" in deferral.fallbacks["*"]
     assert deferral.capture_next(True) == {"left": 0, "error": None}
