@@ -33,6 +33,7 @@ def serve(plan, is_imported=False):  # type: ignore[no-untyped-def]
     if behaviour in ("dies-of", "loses-engine"):
         if behaviour == "dies-of":
             fail(ValueError("no space for the KV cache"))
+        fail(Exception("a rank failed. See stack trace for root cause."))
         fail(RuntimeError("it failed. See root cause above."))
         return 1
     if behaviour == "loses-weights" and plan.weights_from:

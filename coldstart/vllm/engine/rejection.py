@@ -16,8 +16,8 @@ from coldstart.system import secrets
 
 _Error = TypeVar("_Error", bound=CommandFailedError)
 _LONGEST = 400
-# vLLM's server raises this after the engine process has logged the cause.
-_ENGINE_FAILED = "See root cause above"
+# vLLM raises this in the server after the engine process, and in the engine after a rank's process, has logged the cause.
+_PROCESS_FAILED = re.compile("See (?:root cause above|stack trace for root cause)")
 # First sentence of vLLM's message; later sentences name settings that coldstart's commands do not have.
 _SENTENCE = re.compile(r".+?\.(?=\s+[A-Z])")
 _FAULT = re.compile(r"^(?:Value|Assertion) error, ")
@@ -95,9 +95,9 @@ class StartFailure:
     def from_error(cls, error: BaseException) -> StartFailure:
         """Return the failure that describes an error, on one line and without secrets."""
         text = secrets.redact_text(f"{type(error).__name__}: {' '.join(str(error).split())}")
-        if _ENGINE_FAILED in text:
+        if _PROCESS_FAILED.search(text):
             hint = f"read the log; if memory ran out, {_LIMIT_KV}"
-            return cls("vLLM's engine process was killed or crashed", hint, is_consequence=True)
+            return cls("a process of vLLM's engine was killed or crashed", hint, is_consequence=True)
         return find_known_failure(text) or cls(text, lost_weights=isinstance(error, LostWeightsError))
 
     def build_error(self, error_class: type[_Error]) -> _Error:

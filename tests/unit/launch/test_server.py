@@ -145,7 +145,7 @@ def test_wait_ends_the_workers_of_a_server_that_ended_before_a_signal() -> None:
     ("behaviour", "cause", "hint"),
     [
         ("dies-of", "ValueError: no space for the KV cache", None),
-        ("loses-engine", "vLLM's engine process was killed or crashed", "if memory ran out"),
+        ("loses-engine", "a process of vLLM's engine was killed or crashed", "if memory ran out"),
     ],
 )
 def test_end_of_the_engine_has_its_cause(
