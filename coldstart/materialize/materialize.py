@@ -19,7 +19,7 @@ from coldstart.launch.modes import SNAPSHOT
 from coldstart.materialize.options import Options, Phase, no_progress
 from coldstart.models import inspection, resolution
 from coldstart.models.inspection import BundleLookup
-from coldstart.system import paths, probes, runtime
+from coldstart.system import fingerprint, paths, probes, runtime
 from coldstart.system.snapshot import criu, runtime_image
 
 _PATIENCE_S = 10.0
@@ -58,10 +58,11 @@ def assemble_bundle(lookup: BundleLookup, options: Options, phase: Phase) -> Bun
 
 
 def has_snapshot(lookup: BundleLookup, bundle: Bundle) -> bool:
-    """Return whether this machine has a snapshot of an engine that was started from `bundle`."""
+    """Return whether this machine has a snapshot of an engine that was started from `bundle`, and can still restore it."""
     if not runtime.targets_cpu():
         return vllm_snapshot.has_snapshot(lookup, bundle)
-    return runtime_image.choose_engine_image_directory(lookup.cache.runtimes, bundle.digest).is_dir()
+    image = runtime_image.choose_engine_image_directory(lookup.cache.runtimes, bundle.digest)
+    return not (runtime_image.explain_unreadable(image) or fingerprint.find_mismatch(image, "snapshot"))
 
 
 def add_snapshot(lookup: BundleLookup, bundle: Bundle, phase: Phase) -> None:

@@ -34,7 +34,7 @@ from coldstart.materialize.materialize import MaterializationPlan, create_worksp
 from coldstart.materialize.options import Options, no_progress
 from coldstart.models.inspection import BundleLookup
 from coldstart.models.resolution import ResolvedModel
-from coldstart.system import runtime
+from coldstart.system import fingerprint, runtime
 from coldstart.system.devices import nvml
 from coldstart.system.paths import Cache
 from coldstart.system.snapshot import runtime_image
@@ -326,6 +326,8 @@ def test_snapshot_directory_stays_in_use(tmp_path: Path, home: Path, monkeypatch
 
     def frozen(plan: LaunchPlan, images: Path, timeout_s: float) -> None:
         (images / "pages-1.img").write_bytes(b"pages")
+        (images / fingerprint.MODULES).write_text("[]")
+        fingerprint.write_fingerprint(os.getpid(), images / fingerprint.MODULES, images)
         with create_workspace(cache.unfinished_materializations):
             assert (images / "pages-1.img").read_bytes() == b"pages"
 
@@ -340,7 +342,10 @@ def test_snapshot_directory_stays_in_use(tmp_path: Path, home: Path, monkeypatch
     assert materialize.has_snapshot(lookup, bundle) and store.list_bundles() == [bundle]
     image = runtime_image.choose_engine_image_directory(cache.runtimes, bundle.digest)
     assert runtime_image.explain_unreadable(image) is None and image.stat().st_mode & 0o077 == 0
-    assert {file.name: file.stat().st_mode & 0o777 for file in image.iterdir()} == {"pages-1.img": 0o600}
+    assert {file.stat().st_mode & 0o777 for file in image.iterdir()} == {0o600}
+    with monkeypatch.context() as updated:
+        updated.setattr(fingerprint, "read_machine_properties", lambda: {"kernel": "newer"})
+        assert not materialize.has_snapshot(lookup, bundle)  # it is created again
     assert [left for left in cache.unfinished_materializations.iterdir() if left.is_dir()] == []
     assert pruning.prune(cache, [bundle.name]).frozen == (image,)
     assert not materialize.has_snapshot(lookup, bundle)
