@@ -23,6 +23,7 @@ from coldstart.system.secrets import normalize_scheme
 
 FORWARDED_PATHS = (
     "/v1/chat/completions",
+    "/v1/chat/completions/batch",
     "/v1/completions",
     "/v1/responses",
     "/v1/messages",

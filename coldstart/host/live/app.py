@@ -138,7 +138,8 @@ class Gateway:
     def _cards(self, request: Request) -> list[dict[str, Any]]:
         """Return model cards in vLLM's format, one for each model name that the client may use.
 
-        The `root` of each card is the host's model, which is also the `parent` of an adapter.
+        The `root` of each card is the host's model, which is also the `parent` of an adapter. A length that vLLM derives from
+        the model is not known here.
         """
         client: ClientKey | None = request.scope.get(CLIENT)
         cards = []
@@ -147,6 +148,8 @@ class Gateway:
                 continue
             for name in dict(launch.names()):
                 card = {"id": name, "object": "model", "created": self._created, "owned_by": "coldstart"}
+                if length := launch.args.get_integer("max_model_len", 0):
+                    card |= {"max_model_len": length}
                 parent = launch.name if name in launch.adapters else None
                 cards.append({**card, "root": launch.name, "parent": parent, "permission": []})
         return cards

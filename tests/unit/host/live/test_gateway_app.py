@@ -32,7 +32,8 @@ from coldstart.host.status import HostFacts
 
 
 async def test_every_name_is_a_model_whether_it_serves_or_not(tmp_path: Path) -> None:
-    models = {**TWO, "b": {**TWO["b"], "args": ["--lora-modules", '{"name": "tuned", "path": "/t"}']}}
+    adapter = ["--max-model-len", "1k", "--lora-modules", '{"name": "tuned", "path": "/t"}']
+    models = {**TWO, "b": {**TWO["b"], "args": adapter}}
     async with staged(tmp_path, models) as stage:
         status, said = await stage.get("/v1/models")
         assert status == 200 and said["object"] == "list"
@@ -40,6 +41,7 @@ async def test_every_name_is_a_model_whether_it_serves_or_not(tmp_path: Path) ->
         assert list(cards) == ["a", "alpha", "b", "tuned"]
         assert (cards["alpha"]["root"], cards["tuned"]["parent"], cards["a"]["parent"]) == ("a", "b", None)
         assert (await stage.get("/v1/models/tuned"))[1]["root"] == "b"
+        assert cards["b"]["max_model_len"] == 1000 and "max_model_len" not in cards["a"]
         status, said = await stage.get("/v1/models/nobody")
         assert status == 404 and said["error"]["type"] == "NotFoundError"
         assert not stage.servers.begun
