@@ -87,11 +87,9 @@ class RegistrySession:
                 body = urlencode(form).encode()
                 answer = self._client.request("POST", address, headers=headers, body=body)
             else:
-                secret = (
-                    Secret(realm, {"Authorization": login.basic_authorization})
-                    if login and login.basic_authorization
-                    else None
-                )
+                secret = None
+                if login and login.basic_authorization:
+                    secret = Secret(realm, {"Authorization": login.basic_authorization})
                 address += f"{'&' if '?' in address else '?'}{urlencode(scope)}"
                 answer = self._client.request("GET", address, secret=secret, redirects=False)
             status, data = answer.status, answer.read_up_to(_TOKEN_CAP + 1)

@@ -187,11 +187,9 @@ def _describe_stop(start: _Start, *, is_detached: bool) -> str:
     """Return a line that explains how to stop the server, with or without its template."""
     down = shlex.join(["coldstart", "down", start.request.lookup.model.cli_argument])
     if start.prepared.template is None:
-        return (
-            f"Stop it: {down}"
-            if is_detached
-            else "Stop it: Ctrl-C; with --detach the server runs in the background"
-        )
+        if is_detached:
+            return f"Stop it: {down}"
+        return "Stop it: Ctrl-C; with --detach the server runs in the background"
     if is_detached:
         return f"Stop it: {down} --keep-template, or, with its template: {down}"
     return f"Stop it: Ctrl-C, which keeps the template; then, to stop the template: {down}"

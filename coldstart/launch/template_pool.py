@@ -20,12 +20,11 @@ from typing import IO
 
 from coldstart.artifacts import canonical, files
 from coldstart.contract.environment import SUPERVISOR_PID
-from coldstart.contract.plan import RUNTIME, SLEEP_LEVELS, LaunchPlan
+from coldstart.contract.plan import READY_FD_ENV, RUNTIME, SLEEP_LEVELS, LaunchPlan
 from coldstart.errors import CommandFailedError, UsageError
 from coldstart.launch import server, server_process, template_environment
 from coldstart.system import fingerprint, paths, timeline
 from coldstart.system.proc import exits, processes
-from coldstart.vllm.engine import rejection
 
 # Seconds after which a template that ignores SIGTERM is killed.
 _PATIENCE_S = 10.0
@@ -185,16 +184,15 @@ def _spawn_logged(
         with (directory / "log").open("wb") as log:
             return spawn_template(level, plan, directory / "socket", log, timeout, bound=bound)
     except CommandFailedError as error:
-        if found := rejection.find_known_failure((directory / "log").read_text(errors="replace")):
-            raise found.build_error(server_process.ServerExitedError) from error
+        if error.is_final:
+            raise
         lines = [
             f"{error.message}; the end of its log:",
             *exits.read_log_tail(directory / "log").splitlines(),
         ]
         failed = server_process.ServerExitedError(lines, hint=error.hint)
-        if last_error := exits.find_last_error(directory / "log"):
-            failed.cause = rejection.StartFailure(last_error)
-        failed.code = error.code if isinstance(error, server_process.ServerExitedError) else None
+        if isinstance(error, server_process.ServerExitedError):
+            failed.cause, failed.code = error.cause, error.code
         raise failed from error
 
 
@@ -229,9 +227,10 @@ def spawn_template(
     process, reader = server_process.spawn_engine_module(
         "template",
         plan,
-        lambda file, writer: [str(socket), level, str(file), str(writer), *lasts],
+        lambda file, _: [str(socket), level, str(file), *lasts],
         log,
         env=template_environment.select_allowed(os.environ) | supervisor,
+        variable=READY_FD_ENV,
         stdin=subprocess.DEVNULL,
         cwd="/",
     )

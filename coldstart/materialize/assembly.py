@@ -40,7 +40,6 @@ from coldstart.system.proc import exits, processes
 from coldstart.system.proc.scratch import PROOF, private_directory, use_scratch_directory
 from coldstart.system.start_progress import ProgressText, StartProgress
 from coldstart.system.timeline import Timeline
-from coldstart.vllm.engine import rejection
 from coldstart.vllm.engine.sleeping import ParkedEngine, RemoteEngine
 from coldstart.weights import weights_plan as weights
 
@@ -218,10 +217,9 @@ class Assembly:
                 server_process.await_readiness(child, reader, timeline.now(), None, self._show)
                 child.wait()
             except server_process.ServerExitedError as error:
-                if rejected := rejection.find_known_failure(log.read_text(errors="replace")):
-                    raise rejected.build_error(CommandFailedError) from error
-                last_error = exits.find_last_error(log)
-                cause = [f"vLLM failed: {last_error}"] if last_error else []
+                if error.cause is not None and error.cause.is_final:
+                    raise error.cause.build_error(CommandFailedError) from error
+                cause = [f"vLLM failed: {error.cause.message}"] if error.cause else []
                 ended = exits.describe_exit(error.code or 0)
                 end = f"the offline run of the engine {ended}; the end of its log:"
                 raise CommandFailedError([*cause, end, *exits.read_log_tail(log).splitlines()]) from error

@@ -1,6 +1,6 @@
 """Template that sleeps on vLLM's CPU build: the platform reports sleep mode, and memory files take the device's place.
 
-    python -P tests/support/sleeping_engine.py SOCKET LEVEL PLAN_FD READY_FD
+    python -P tests/support/sleeping_engine.py SOCKET LEVEL PLAN_FD
 
 With the level `server` it is a server of a host instead, whose engine is awake and sleeps when the host asks for it.
 Its worker unmaps every weight when it sleeps, as on a device. At level 1 a copy restores them, at level 2 they are loaded
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from vllm.platforms.cpu import CpuPlatform
 
-from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
+from coldstart.contract.plan import LaunchPlan
 from coldstart.vllm.engine import server, template, worker
 from coldstart.vllm.engine.application import EarlyApplication
 
@@ -49,9 +49,9 @@ def start_building(self: EarlyApplication, *arguments: object) -> None:
     BUILD(self, *arguments)
 
 
-def serve(plan: str, ready: str) -> int:
+def serve(plan: str) -> int:
     """Run a server as a host starts it, with vLLM's routes for development."""
-    os.environ["VLLM_SERVER_DEV_MODE"], os.environ[READY_FD_ENV] = "1", ready
+    os.environ["VLLM_SERVER_DEV_MODE"] = "1"
     return server.run(LaunchPlan.parse(Path(f"/proc/self/fd/{plan}").read_text()))
 
 

@@ -75,11 +75,7 @@ def move_memory(images: Path, mapped: Path) -> int:
         UnknownImageError: The images have an unknown format; nothing was changed.
         OSError: A file cannot be read or written.
     """
-    mm, pagemap, pages = (
-        _find_single_image(images, "mm-*"),
-        _find_single_image(images, "pagemap-*"),
-        _find_single_image(images, "pages-*"),
-    )
+    mm, pagemap, pages = (_find_single_image(images, f"{kind}-*") for kind in ("mm", "pagemap", "pages"))
     files = images / "files.img"
     (space,), opened = _read_messages(mm, "mm"), _read_messages(files, "file")
     head, *entries = _read_messages(pagemap, "pagemap_head", "pagemap")

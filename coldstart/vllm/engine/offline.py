@@ -30,7 +30,7 @@ from coldstart.system import runtime, start_progress, timeline
 from coldstart.system.proc.lifeline import die_as_a_group
 from coldstart.vllm import compat, package_scans
 from coldstart.vllm.engine import collection, components, server
-from coldstart.vllm.engine.readiness import send_report, take_ready_pipe
+from coldstart.vllm.engine.readiness import report_failures, send_report, take_ready_pipe
 from coldstart.vllm.graphs import kv_plan
 
 CANARY_PROMPT_TOKENS = 8
@@ -269,17 +269,15 @@ if __name__ == "__main__":
     # vLLM starts subprocesses to inspect a model. If one outlived this process, it would write to a removed directory.
     die_as_a_group()
     package_scans.reuse_scans()
-    launch_plan, target, work = (
-        LaunchPlan.parse(Path(sys.argv[1]).read_text(encoding="utf-8")),
-        Path(sys.argv[2]),
-        sys.argv[3],
-    )
-    if work == SIZE:
-        measure_kv_cache(launch_plan, target)
-    elif work == TASK:
-        run_task(launch_plan)
-    else:
-        run(launch_plan, target, profile_s=float(work))
+    launch_plan = LaunchPlan.parse(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    target, work = Path(sys.argv[2]), sys.argv[3]
+    with report_failures():
+        if work == SIZE:
+            measure_kv_cache(launch_plan, target)
+        elif work == TASK:
+            run_task(launch_plan)
+        else:
+            run(launch_plan, target, profile_s=float(work))
     sys.stdout.flush()
     send_report(take_ready_pipe(), {})
     # No work is left, and vLLM's teardown takes seconds.

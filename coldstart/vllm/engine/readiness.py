@@ -14,8 +14,8 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any, NoReturn
 
@@ -176,6 +176,16 @@ def report_failure(error: BaseException) -> None:
         failed = asdict(StartFailure.from_error(error))
         with suppress(OSError):
             os.write(descriptor, (json.dumps({"failed": failed}) + "\n").encode())
+
+
+@contextmanager
+def report_failures() -> Iterator[None]:
+    """Report an error that ends this block to the process that started this one."""
+    try:
+        yield
+    except Exception as error:
+        report_failure(error)
+        raise
 
 
 class _Reporter(logging.Handler):

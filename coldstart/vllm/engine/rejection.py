@@ -1,7 +1,7 @@
 """Recognize vLLM errors that would recur at every start: invalid arguments, too little memory, or an unsupported model.
 
-Such an error ends the start, because another start mode would fail in the same way. This module reads only text: an error
-message, or the log of a process that could not report its error. `StartFailure` passes the error to another process.
+Such an error ends the start, because another start mode would fail in the same way. vLLM's errors differ only in their text, so
+they are recognized in the process in which they are raised. `StartFailure` passes them to another process.
 """
 
 from __future__ import annotations
@@ -67,13 +67,11 @@ _KNOWN = (
         "change the vLLM arguments",
         ERROR,
     ),
-    (
-        _INVALID,
-        re.compile(r"^\S+\.py: error: (.+)$", re.MULTILINE),
-        "change the vLLM arguments; list them with: vllm serve --help=all",
-        ERROR,
-    ),
 )
+
+
+class RejectedArgumentsError(ValueError):
+    """Error for arguments that vLLM's parser rejects, with the parser's message."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +92,14 @@ class StartFailure:
     @classmethod
     def from_error(cls, error: BaseException) -> StartFailure:
         """Return the failure that describes an error, on one line and without secrets."""
-        text = secrets.redact_text(f"{type(error).__name__}: {' '.join(str(error).split())}")
+        reason = " ".join(str(error).split())
+        text = secrets.redact_text(f"{type(error).__name__}: {reason}")
         if _PROCESS_FAILED.search(text):
             hint = f"read the log; if memory ran out, {_LIMIT_KV}"
             return cls("a process of vLLM's engine was killed or crashed", hint, is_consequence=True)
+        if isinstance(error, RejectedArgumentsError):
+            hint = "change the vLLM arguments; list them with: vllm serve --help=all"
+            return cls(f"{_INVALID}{secrets.redact_text(reason)}", hint, ERROR, is_final=True)
         return find_known_failure(text) or cls(text, lost_weights=isinstance(error, LostWeightsError))
 
     def build_error(self, error_class: type[_Error]) -> _Error:

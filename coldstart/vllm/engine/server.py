@@ -23,7 +23,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from psutil import NoSuchProcess
 
@@ -42,6 +42,7 @@ from coldstart.vllm import compat, package_scans, sleep, stock
 from coldstart.vllm.engine import collection, components, readiness
 from coldstart.vllm.engine.application import EarlyApplication
 from coldstart.vllm.engine.readiness import Readiness, report_unfit, send_report, take_ready_pipe
+from coldstart.vllm.engine.rejection import RejectedArgumentsError
 from coldstart.vllm.graphs.deferred import capture_remaining
 from coldstart.vllm.scheduling import settle as scheduler
 
@@ -138,10 +139,17 @@ def configure_loggers(config: Any) -> None:
 
 
 def parse_args(vllm_args: Sequence[str]) -> tuple[Namespace, components.Fallbacks]:
-    """Parse vLLM arguments with vLLM's parser, choose coldstart's components, and return the arguments and the fallbacks."""
+    """Parse vLLM arguments with vLLM's parser, choose coldstart's components, and return the arguments and the fallbacks.
+
+    Raises RejectedArgumentsError if vLLM's parser rejects the arguments.
+    """
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    def reject(message: str) -> NoReturn:
+        raise RejectedArgumentsError(message)
+
     parser = import_cli_args().make_arg_parser(FlexibleArgumentParser())
+    parser.error = reject  # the parser itself would print its usage, and exit without an error
     args: Namespace = parser.parse_args(list(vllm_args))
     fallbacks = components.select_components(args)
     import_cli_args().validate_parsed_serve_args(args)
@@ -351,12 +359,8 @@ def run(plan: LaunchPlan, is_imported: bool = False) -> int:
     """
     plan.install()
     start_progress.start_reporting()
-    try:
-        with use_scratch_directory():
-            return _run(plan, is_imported)
-    except Exception as error:
-        readiness.report_failure(error)
-        raise
+    with readiness.report_failures(), use_scratch_directory():
+        return _run(plan, is_imported)
 
 
 def _run(plan: LaunchPlan, imported: bool) -> int:

@@ -34,7 +34,7 @@ from coldstart.vllm import compat, sleep
 from coldstart.vllm.engine import components, server
 from coldstart.vllm.engine.adoption import describe_engine
 from coldstart.vllm.engine.application import EarlyApplication
-from coldstart.vllm.engine.readiness import Readiness, report_unfit, send_report
+from coldstart.vllm.engine.readiness import Readiness, report_unfit, send_report, take_ready_pipe
 from coldstart.vllm.engine.sleeping import ParkedEngine, wake_engine
 
 SERVING = "serving"
@@ -272,7 +272,7 @@ def _use_client_environment(request: dict[str, Any], descriptors: list[int]) -> 
             os.close(descriptor)
 
 
-async def _reside(plan: LaunchPlan, level: str, listening: Path, acknowledge: int) -> int:
+async def _reside(plan: LaunchPlan, level: str, listening: Path) -> int:
     args, _ = server.parse_args(plan.vllm_args)
     held, backend = describe_engine(args), sleep.choose_backend(args)
     # Each server builds its own application; this one only imports the modules.
@@ -285,7 +285,7 @@ async def _reside(plan: LaunchPlan, level: str, listening: Path, acknowledge: in
             raise ParkingError(parked.reason)
         listening.with_name(fingerprint.MODULES).write_text(json.dumps(fingerprint.list_imported_files()))
         with Listener(listening) as listener:
-            send_report(acknowledge, {})
+            send_report(take_ready_pipe(), {})
             sleep_level = SLEEP_LEVELS[level]
             try:
                 await StandbyEngine(
@@ -297,10 +297,10 @@ async def _reside(plan: LaunchPlan, level: str, listening: Path, acknowledge: in
         return 0
 
 
-def run_standby(plan: LaunchPlan, level: str, socket_path: Path, ready_fd: int) -> int:
+def run_standby(plan: LaunchPlan, level: str, socket_path: Path) -> int:
     """Build the engine, put it to sleep, and run servers on it until this process is stopped. Return the exit code.
 
-    `ready_fd` receives an empty report when the process listens at `socket_path`. `level` is a sleep level or `parked`.
+    An empty report is sent when the process listens at `socket_path`. `level` is a sleep level or `parked`.
 
     Raises:
         RuntimeError: This vLLM does not support sleeping engines.
@@ -313,4 +313,4 @@ def run_standby(plan: LaunchPlan, level: str, socket_path: Path, ready_fd: int) 
     import uvloop
 
     with use_scratch_directory():
-        return int(uvloop.run(_reside(plan, level, socket_path, ready_fd)))
+        return int(uvloop.run(_reside(plan, level, socket_path)))

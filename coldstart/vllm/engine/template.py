@@ -19,6 +19,7 @@ import tempfile
 import threading
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from coldstart.contract.environment import SUPERVISOR_PID, TIMELINE_OFFSET_S
 from coldstart.contract.fallback import Fallback
@@ -31,7 +32,7 @@ from coldstart.system.proc import own_process
 from coldstart.system.proc.lifeline import die_with_parent, die_with_supervisor
 from coldstart.vllm import compat
 from coldstart.vllm.engine import adoption, application, components, server
-from coldstart.vllm.engine.readiness import report_unfit, send_report
+from coldstart.vllm.engine.readiness import report_failures, report_unfit, send_report, take_ready_pipe
 
 
 def build_template(plan: LaunchPlan, level: str) -> components.Fallbacks:
@@ -56,12 +57,10 @@ def build_template(plan: LaunchPlan, level: str) -> components.Fallbacks:
         raise RuntimeError(f"cannot build a template: {reason}")
     args, _ = server.parse_args(plan.vllm_args)
     fallbacks: components.Fallbacks = []
-    lack = (
-        (compat.find_unsupported_reason("template") or compat.find_unsupported_reason("worker"))
-        if level == ENGINE
-        else None
-    )
-    arguments = adoption.describe_worker(args, plan) if level == ENGINE and not lack else {}
+    lack, arguments = None, dict[str, Any]()
+    if level == ENGINE:
+        lack = compat.find_unsupported_reason("template") or compat.find_unsupported_reason("worker")
+        arguments = {} if lack else adoption.describe_worker(args, plan)
     config = server.create_config(args)
     application.warm_up(args, config)
     compat.find_unsupported_reason("ahead", register_kernel_overrides)
@@ -306,15 +305,15 @@ def _continue_in_child() -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Run `template SOCKET LEVEL PLAN_FD READY_FD [alone|outlives]`: build the template, listen, and fork servers.
+    """Run `template SOCKET LEVEL PLAN_FD [alone|outlives]`: build the template, listen, and fork servers.
 
-    READY_FD receives an empty report when the template listens. At a sleep level, this process forks no servers and wakes its
-    own engine instead. With `alone`, a forked child continues without the threads of the build. The process exits when
-    its parent exits; with `outlives`, this applies only until the template listens.
+    The pipe READY_FD_ENV receives an empty report when the template listens, or the error that prevents it. At a sleep level,
+    this process forks no servers and wakes its own engine instead. With `alone`, a forked child continues without the threads
+    of the build. The process exits when its parent exits; with `outlives`, this applies only until the template listens.
     """
     if SUPERVISOR_PID in os.environ:
         die_with_supervisor()
-    path, level, ready = Path(argv[0]), argv[1], int(argv[3])
+    path, level = Path(argv[0]), argv[1]
     with os.fdopen(int(argv[2])) as plan_file:  # servers and snapshots must not inherit this descriptor
         plan_file.seek(0)
         plan = LaunchPlan.parse(plan_file.read())
@@ -324,17 +323,19 @@ def main(argv: list[str]) -> None:
     if level in SLEEP_LEVELS:
         from coldstart.vllm.engine import standby
 
-        code = standby.run_standby(plan, level, path, ready)
+        with report_failures():
+            code = standby.run_standby(plan, level, path)
         path.unlink(missing_ok=True)
         sys.exit(code)
-    fallbacks = build_template(plan, level)
-    if argv[4:] == ["alone"]:
+    with report_failures():
+        fallbacks = build_template(plan, level)
+    if argv[3:] == ["alone"]:
         _continue_in_child()
     path.with_name(fingerprint.MODULES).write_text(json.dumps(fingerprint.list_imported_files()))
     listener = Listener(path)
-    if argv[4:] == ["outlives"]:
+    if argv[3:] == ["outlives"]:
         die_with_parent(0)
-    send_report(ready, {})
+    send_report(take_ready_pipe(), {})
     Template(listener, fallbacks).run()
     path.unlink(missing_ok=True)
 

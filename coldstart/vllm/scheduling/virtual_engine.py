@@ -192,11 +192,9 @@ class VirtualEngine:
         self._iterations_in_flight.append(self._execute(self.scheduler.schedule()))
         if self._iterations_in_flight[-1].sampled:
             self._empty_iterations = 0
-            return (
-                now
-                if len(self._iterations_in_flight) < self.resources.iterations_in_flight
-                else self._iterations_in_flight[0].end_s
-            )
+            if len(self._iterations_in_flight) < self.resources.iterations_in_flight:
+                return now
+            return self._iterations_in_flight[0].end_s
         if len(self._iterations_in_flight) > 1:
             return self._iterations_in_flight[0].end_s
         self._deliver(self._iterations_in_flight.popleft())

@@ -68,11 +68,9 @@ def _own_source(lookup: BundleLookup) -> str:
 
 
 def _plan(lookup: BundleLookup, source: str) -> Mapping[str, Any]:
-    plan = (
-        lookup.bundle.read_json("weights")
-        if lookup.bundle is not None and lookup.bundle.has_section("weights")
-        else None
-    )
+    plan = None
+    if lookup.bundle is not None and lookup.bundle.has_section("weights"):
+        plan = lookup.bundle.read_json("weights")
     if isinstance(plan, Mapping):
         return plan
     local = [Path(source)] if is_local(source) else []

@@ -268,11 +268,9 @@ class Fetcher:
         with self.changed:
             while any(own is limiter and self.board.is_unfinished(one) for one, own in self.leases.items()):
                 delay_s = self._retry_at - monotonic()
-                run = (
-                    self.board.pick_run(self.leases, lambda one: self._may_fetch(one, limiter))
-                    if delay_s <= 0
-                    else None
-                )
+                run = None
+                if delay_s <= 0:
+                    run = self.board.pick_run(self.leases, lambda one: self._may_fetch(one, limiter))
                 if run is not None:
                     self.board.set_state(run, CheckState.BUSY)
                     self._began = self._began or monotonic()

@@ -21,6 +21,8 @@ import pytest
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.environment import PLAN
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
+from coldstart.launch import template_pool
+from coldstart.launch.server_process import ServerExitedError
 from coldstart.system import runtime
 from coldstart.vllm.engine import offline, readiness, server, threads
 from coldstart.vllm.engine.rejection import StartFailure
@@ -196,6 +198,18 @@ def test_watch_log_reports_error_that_vllm_logs_with_its_exception(monkeypatch: 
             ]
     finally:
         logger.handlers[:] = before
+
+
+def test_arguments_that_vllm_rejects_are_reported_without_its_usage(
+    home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    plan = LaunchPlan(Arguments(("--no-such-flag",)), key="k")
+    with pytest.raises(
+        ServerExitedError, match=r"rejects its arguments: unrecognized .* --no-such-flag"
+    ) as caught:
+        template_pool.spawn_template("runtime", plan, home / "socket", 2, 60)
+    assert caught.value.is_final and caught.value.exit_code == 2
+    assert "Traceback" in (shown := capfd.readouterr().err) and "usage: " not in shown
 
 
 def test_exit_with_error_runs_the_exit_functions_and_ends_with_the_traceback() -> None:

@@ -20,7 +20,7 @@ import pytest
 from support.processes import has_ended, wait_until
 from tools import tiny_models
 
-from coldstart.contract.plan import SLEEP_LEVELS, LaunchPlan
+from coldstart.contract.plan import READY_FD_ENV, SLEEP_LEVELS, LaunchPlan
 from coldstart.host.launches import Launch
 from coldstart.host.live.lifecycle import LocalReplica
 from coldstart.host.live.servers import ReadyServer
@@ -84,8 +84,8 @@ def _start(place: Path, level: str, *more: str) -> tuple[Resident, int]:
     reader, writer = os.pipe()
     with (place / "log").open("wb") as log, (place / "plan.json").open() as plan:
         descriptors = (plan.fileno(), writer)
-        argv = [sys.executable, "-P", DOUBLE, place / "socket", level, *map(str, descriptors)]
-        env = os.environ | {"VLLM_CACHE_ROOT": str(tiny_models.VLLM_CACHES)}
+        argv = [sys.executable, "-P", DOUBLE, place / "socket", level, str(plan.fileno())]
+        env = os.environ | {"VLLM_CACHE_ROOT": str(tiny_models.VLLM_CACHES), READY_FD_ENV: str(writer)}
         process = subprocess.Popen(
             argv, env=env, pass_fds=descriptors, stdout=log, stderr=log, start_new_session=True
         )
