@@ -161,7 +161,7 @@ class Exchange:
                 content = await answer.read()
                 if not later:
                     # The headers have already announced a stream, so the error is sent as its only event.
-                    await self._send_chunk(messages.format_event(content), last=True)
+                    await self._send_chunk(messages.format_error_event(content, path), last=True)
                     return
                 detail = content[:200].decode(errors="replace")
                 raise DisconnectedError(
@@ -241,9 +241,8 @@ class Exchange:
         if self.status or status >= 500:
             reason = f"{reason} (request {number})"
         if self.status:
-            await self._send_chunk(
-                messages.format_event(messages.build_error(status, reason, hint)), last=True
-            )
+            error = messages.build_error(status, reason, hint)
+            await self._send_chunk(messages.format_error_event(error, self._path()), last=True)
             return
         self.status = status
         response = messages.build_error_response(

@@ -136,9 +136,10 @@ def build_error_response(
     return Response(content, status, {**(headers or {}), **own}, media_type="application/json")
 
 
-def format_event(data: bytes) -> bytes:
-    """Format `data` as one server-sent event."""
-    return b"data: " + b"\ndata: ".join(data.splitlines() or [b""]) + b"\n\n"
+def format_error_event(data: bytes, path: str) -> bytes:
+    """Format an error as one server-sent event. Anthropic's clients ignore an event without a name."""
+    name = b"event: error\n" if path == "/v1/messages" else b""
+    return name + b"data: " + b"\ndata: ".join(data.splitlines() or [b""]) + b"\n\n"
 
 
 def format_comment(text: str) -> bytes:

@@ -47,10 +47,11 @@ async def test_200_requests_to_a_cold_model_are_one_start_and_keep_their_order(t
 async def test_error_after_a_heartbeat_is_an_event_of_the_stream(tmp_path: Path) -> None:
     async with staged(tmp_path, hold=True, gateway={"heartbeat_s": 0.01}) as stage:
         stage.servers.failing["a"] = "no such weights"
-        async with stage.post(model="a", prompt="x", stream=True) as answer:
+        async with stage.post(path="/v1/messages", model="a", prompt="x", stream=True) as answer:
             assert (await answer.content.readline()).startswith(b": {")
             stage.servers.last("a").gate.set()
-            (said,) = _data([line async for line in answer.content])
+            (said,) = _data(lines := [line async for line in answer.content])
+        assert b"event: error\n" in lines
         assert said["error"]["code"] == 503 and "no such weights" in said["error"]["message"]
         async with stage.post(model="b", prompt="x", stream=True, status=422) as answer:
             assert (await answer.content.readline()).startswith(b": {")
@@ -131,8 +132,7 @@ async def test_streams_with_random_disconnects_do_not_mix_and_leave_nothing(tmp_
         ended = await asyncio.gather(*(_one(stage, number, chance) for number in range(400)))
         assert {"left", "whole"} == set(ended)
         await wait_until(stage.idle)
-        tasks = [task for task in asyncio.all_tasks() if "watch" in repr(task.get_coro())]
-        assert tasks == []
+        assert not [task for task in asyncio.all_tasks() if "watch" in repr(task.get_coro())]
         assert stage.driver.facts.get_model("a").requests + stage.driver.facts.get_model("b").requests == 400
         connections = [replica.upstream for replica in stage.driver.lifecycle.replicas.values()]
         # An aborted connection ends at the next turn of the loop.
