@@ -93,7 +93,8 @@ def replace_model(body: bytes, model: str) -> bytes:
 def parse_body(parse: Callable[[bytes], T], body: bytes) -> T:
     """Return the result of `parse` on the request body. Raises AdmissionRefusedError if the body is invalid."""
     try:
-        return parse(body)
+        encoding = json.detect_encoding(body)  # Windows programs write UTF-16 and byte order marks
+        return parse(body if encoding == "utf-8" else body.decode(encoding).encode())
     except (ValueError, RecursionError) as error:
         raise AdmissionRefusedError(400, f"invalid request body: {error}") from error
 
@@ -117,9 +118,8 @@ _TYPES = {
 def build_error(status: int, reason: str, hint: str = "") -> bytes:
     """Build the JSON body of an error response in OpenAI's format, with an additional field for the hint."""
     kind = _TYPES.get(status, "BadRequestError" if status < 500 else "ServiceUnavailableError")
-    content = {"message": reason, "type": kind, "param": None, "code": status}
-    content |= {"hint": hint} if hint else {}
-    return json.dumps({"error": content}).encode()
+    content: dict[str, object] = {"message": reason, "type": kind, "param": None, "code": status}
+    return json.dumps({"error": content | ({"hint": hint} if hint else {})}).encode()
 
 
 def build_error_response(
