@@ -173,6 +173,12 @@ def test_locks_meet_every_requirement_when_only_pypi_is_asked(python: str) -> No
     assert _resolve(pinned, python) == pinned
 
 
+def test_cpu_lock_has_digests_for_every_pin() -> None:
+    lines = (LOCKS / "cpu.lock").read_text(encoding="utf-8").splitlines()
+    followers = zip(lines, [*lines[1:], ""], strict=True)
+    assert [line for line, after in followers if "==" in line and "--hash=sha256:" not in after] == []
+
+
 RELEASE = ROOT / "requirements/release.py"
 TOOLS = ROOT / "build/tools/cyclonedx_py"
 FILES = ("coldstart.whl", "sbom.cdx.json", "SHA256SUMS", "SHA256SUMS.sigstore.json")

@@ -98,12 +98,8 @@ def capture_unrestored(
 ) -> None:
     """Add the restored `graphs` to the manager, and capture all other graphs. `full` maps graph keys to batch descriptors."""
     restored = {full[key]: graph for key, graph in graphs.items() if key in full}
-    # vLLM's dispatch reads these lists again later.
-    saved = {mode: list(rows) for mode, rows in manager._capture_descs.items()}
-    for mode, rows in saved.items():
-        manager._capture_descs[mode] = [row for row in rows if row not in restored]
-    try:
+    every = manager._capture_descs.items()  # vLLM's dispatch reads these lists again later
+    others = {mode: [row for row in rows if row not in restored] for mode, rows in every}
+    with late.replace_attribute(manager, "_capture_descs", others):
         capture()
-    finally:
-        manager._capture_descs.update(saved)
     manager.graphs.update(restored)

@@ -200,13 +200,9 @@ def test_watch_log_reports_error_that_vllm_logs_with_its_exception(monkeypatch: 
         logger.handlers[:] = before
 
 
-def test_arguments_that_vllm_rejects_are_reported_without_its_usage(
-    home: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    plan = LaunchPlan(Arguments(("--no-such-flag",)), key="k")
-    with pytest.raises(
-        ServerExitedError, match=r"rejects its arguments: unrecognized .* --no-such-flag"
-    ) as caught:
+def test_rejected_arguments_are_reported_without_usage(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    plan = LaunchPlan(Arguments(("--odd",)), key="k")
+    with pytest.raises(ServerExitedError, match=r"rejects its arguments: unrecognized .* --odd") as caught:
         template_pool.spawn_template("runtime", plan, home / "socket", 2, 60)
     assert caught.value.is_final and caught.value.exit_code == 2
     assert "Traceback" in (shown := capfd.readouterr().err) and "usage: " not in shown

@@ -83,11 +83,10 @@ def _start(place: Path, level: str, *more: str) -> tuple[Resident, int]:
     (place / "plan.json").write_text(json.dumps(LaunchPlan(arguments, key="k").document()))
     reader, writer = os.pipe()
     with (place / "log").open("wb") as log, (place / "plan.json").open() as plan:
-        descriptors = (plan.fileno(), writer)
         argv = [sys.executable, "-P", DOUBLE, place / "socket", level, str(plan.fileno())]
         env = os.environ | {"VLLM_CACHE_ROOT": str(tiny_models.VLLM_CACHES), READY_FD_ENV: str(writer)}
         process = subprocess.Popen(
-            argv, env=env, pass_fds=descriptors, stdout=log, stderr=log, start_new_session=True
+            argv, env=env, pass_fds=(plan.fileno(), writer), stdout=log, stderr=log, start_new_session=True
         )
     os.close(writer)
     return Resident(process, place / "socket", arguments), reader

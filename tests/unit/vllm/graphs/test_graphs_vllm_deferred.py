@@ -26,11 +26,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Replace what a capture calls of torch on a GPU, and return those calls."""
     import torch
 
-    calls = list[str]()
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append("wait"))
-    monkeypatch.setattr(
-        torch.cuda, "graph", lambda capture_error_mode="global": calls.append(capture_error_mode)
-    )
+    calls, patch = list[str](), monkeypatch.setattr
+    patch(torch.cuda, "synchronize", lambda: calls.append("wait"))
+    patch(torch.cuda, "graph", lambda capture_error_mode="global": calls.append(capture_error_mode))
     return calls
 
 
